@@ -1,9 +1,9 @@
-/* Device memory of a role, planned before it is taken.
+/* Device memory of a role, planned before it is allocated.
  *
- * A plan is a dry run: the code of the largest micro-batch, log-prob pass and generation step that the limits
- * allow runs on a device whose memory has no bytes and over collectives that send nothing
- * (rk_device_open_dry), and what it took is what the role will take. No layout, family or option needs a
- * formula of its own, and no device is needed to plan. Engine thread only. */
+ * A plan is a dry run: the code of the largest micro-batch, log-prob pass and generation step within the
+ * limits runs on a device without memory and with collectives that send nothing (rk_device_open_dry), which
+ * record what the role will allocate. So layouts, families and options need no formulas of their own, and
+ * planning needs no device. Engine thread only. */
 #ifndef RK_MEMORY_H
 #define RK_MEMORY_H
 
@@ -13,15 +13,15 @@
 
 RK_BEGIN_DECLS
 
-/* Largest calls that a role will see, in tokens of one packed pass, all its cp ranks together; 0: such passes
- * do not come. With cp above 1 the ranks pad every sequence to a multiple of 2 cp tp (base/rk_zigzag.h): a
- * plan has room for it where sequences have 8 times as many tokens or more. A pass of shorter ones may take
- * more memory than planned. */
+/* Largest calls that a role will get, in tokens of one packed pass over all its cp ranks; 0: no such passes.
+ * With cp above 1 the ranks pad every sequence to a multiple of 2 cp tp (base/rk_zigzag.h): a plan covers the
+ * padding of sequences with at least 8 times as many tokens. A pass over shorter sequences may need more
+ * memory than planned. */
 struct rk_memory_limits {
     int64_t train_tokens;    /* of a training micro-batch */
     int64_t log_prob_tokens; /* of a micro-batch of a log-prob pass */
-    /* Ids a position (struct rk_head_ids) of a language model: of training micro-batches, or of log-prob
-     * passes where the role does not train. */
+    /* Ids per position (struct rk_head_ids) of a language model: of training micro-batches, or of log-prob
+     * passes if the role does not train. */
     int64_t num_ids;
 };
 
@@ -29,58 +29,61 @@ struct rk_memory_plan_desc {
     size_t struct_size;
     struct rk_model_desc model;              /* without stream and mesh */
     const struct rk_mesh *mesh;              /* the role's */
-    int32_t rank;                            /* of the world that the mesh is laid over; a member */
+    int32_t rank;                            /* rank in the world of the mesh; a member of the mesh */
     const struct rk_optim_config *optim;     /* NULL: the role does not train */
     const struct rk_rollout_config *rollout; /* NULL: it does not generate */
-    bool shares_weights;                     /* of another role's model, to whose plan they belong */
-    /* Meshes of rk_reshard_run in whose moves the model's step arena has the buckets; NULL: in none. One of
+    bool shares_weights;                     /* uses the weights of another role's model, whose plan has their
+                                              * memory */
+    /* Meshes of a rk_reshard_run for whose moves the model's step arena has the buckets; NULL: none. One of
      * them is the role's. */
     const struct rk_mesh *reshard_source, *reshard_destination;
     int64_t reshard_bucket_bytes;
     struct rk_memory_limits limits;
-    const struct rk_device *device; /* whose operators are asked for their workspace; NULL: left out */
+    const struct rk_device *device; /* asked for the workspace of its operators; NULL: the plan has none */
 };
 
 struct rk_memory_plan {
-    struct rk_model_memory memory; /* as rk_model_get_memory will report it, workspace of operators added */
-    struct rk_workspace workspace; /* of operators; roles on one stream share it */
+    struct rk_model_memory memory; /* as rk_model_get_memory will report it, plus the workspace of
+                                    * operators */
+    struct rk_workspace workspace; /* of operators; shared by roles on one stream */
     int32_t num_kv_blocks;
-    /* Device memory of `memory` that the role gives back between calls: parts that leave (rk_model_offload).
-     * Roles of a device run one at a time, so what one gives back is there for the others. */
+    /* Part of `memory` that the role releases between calls: offloaded parts (rk_model_offload). Roles of a
+     * device run one at a time, so other roles can use it. */
     uint64_t away_bytes;
 };
 
-/* INVALID_ARGUMENT, UNIMPLEMENTED and RESOURCE_EXHAUSTED as the model, the optimizer and the rollout would
- * give them. */
+/* Errors: INVALID_ARGUMENT, UNIMPLEMENTED and RESOURCE_EXHAUSTED of the model, the optimizer and the
+ * rollout. */
 struct rk_status *rk_memory_plan_make(struct rk_memory_plan *out,
                                       const struct rk_memory_plan_desc *desc) RK_NODISCARD;
-/* Takes now what the passes of the model and the operators on its stream will need. RESOURCE_EXHAUSTED. */
+/* Allocates what the passes of the model and the operators on its stream will need. RESOURCE_EXHAUSTED. */
 struct rk_status *rk_memory_plan_reserve(const struct rk_memory_plan *plan,
                                          struct rk_model *model) RK_NODISCARD;
 
-/* --- what a device has for the roles that come --- */
+/* --- device memory available to further roles --- */
 struct rk_memory_room {
-    int64_t free_bytes;            /* below 0: roles that were counted do not fit */
-    uint64_t away_bytes;           /* beside these: for one of the roles counted, which bring parts back */
-    uint64_t own_bytes;            /* workspace that operators hold; the next role's operators use it too */
-    struct rk_workspace workspace; /* the largest among the roles counted with rk_memory_room_take */
+    int64_t free_bytes;            /* negative: the counted roles do not fit */
+    uint64_t away_bytes;           /* additional memory for one of the counted roles at a time, which onload
+                                    * their parts */
+    uint64_t own_bytes;            /* workspace that operators hold; the next role's operators share it */
+    struct rk_workspace workspace; /* maximum of the roles counted with rk_memory_room_take */
 };
 /* Now. */
 struct rk_memory_room rk_memory_room_of(const struct rk_device *device);
-/* Bytes for the plan: what is free, and as far as the plan has workspace, that of the operators, and as far
- * as its role gives memory back between calls, that of the others. */
+/* Bytes available to the plan: free memory, plus the operators' workspace up to the plan's own workspace,
+ * plus the memory that other roles release between calls up to what this role releases. */
 uint64_t rk_memory_room_bytes(const struct rk_memory_room *room, const struct rk_memory_plan *plan);
-/* NULL when the room is enough for the device memory of the plan; else RESOURCE_EXHAUSTED, reason DEVICE_OOM,
- * with what is wanted of every kind. */
+/* NULL when there is room for the device memory of the plan; otherwise RESOURCE_EXHAUSTED, reason DEVICE_OOM,
+ * with the required bytes of every kind. */
 struct rk_status *rk_memory_plan_check(const struct rk_memory_plan *plan,
                                        const struct rk_memory_room *room) RK_NODISCARD;
-/* Blocks of a KV cache with which the plan's role stays within `share` of the room: from 1 to those of the
- * plan, which is one of a cache for all sequences. */
+/* Number of KV cache blocks with which the plan's role stays within `share` of the room: from 1 to the number
+ * in the plan, which must be that of a cache for all sequences. */
 int32_t rk_memory_plan_fit_blocks(const struct rk_memory_plan *plan, const struct rk_memory_room *room,
                                   double share);
-/* Roles that are there give that much back between calls, at most: one of them will want it again. */
+/* Existing roles release up to `away_bytes` between calls: one of them at a time will need it again. */
 void rk_memory_room_keep(struct rk_memory_room *room, uint64_t away_bytes);
-/* The room that is left once the role of the plan has been built. */
+/* Reduces the room to what is left once the role of the plan has been created. */
 void rk_memory_room_take(struct rk_memory_room *room, const struct rk_memory_plan *plan);
 
 /* --- kinds of device memory: the fields of struct rk_model_memory by name --- */

@@ -23,34 +23,33 @@ RK_BEGIN_DECLS
 struct rk_model;
 
 typedef enum rk_numerics { RK_NUMERICS_FAST, RK_NUMERICS_STRICT, RK_NUMERICS_COUNT } rk_numerics_t;
-/* "fast", "strict"; INVALID_ARGUMENT lists them ("hf" is UNIMPLEMENTED). */
+/* Parses "fast" or "strict"; INVALID_ARGUMENT lists them ("hf" is UNIMPLEMENTED). */
 struct rk_status *rk_numerics_parse(rk_numerics_t *out, const char *text) RK_NODISCARD;
 
-/* Called by long operations between decode steps, and between blocks of rows of a model that is filled or
- * written; any entry may be NULL. */
+/* Called by long operations: between decode steps, and between blocks of rows while a model is filled or
+ * written. Any entry may be NULL. */
 struct rk_engine_hooks {
     void *user;
     void (*on_progress)(void *user, const char *phase, uint64_t done, uint64_t total);
-    bool (*is_cancelled)(void *user); /* this rank was asked to stop; the ranks agree before they do */
-    /* Within a pass, after every layer: the work goes on. A device that computes on the host may need minutes
-     * for one pass. */
+    bool (*is_cancelled)(void *user); /* this rank was asked to stop; the ranks agree before they stop */
+    /* Called within a pass after every layer, as a sign of progress: one pass may take minutes on a CPU. */
     void (*on_alive)(void *user);
 };
-/* Device memory that the agreements below need: it is taken once, they allocate nothing. */
+/* Device memory that the agreements below need: allocated once; they allocate nothing. */
 #define RK_AGREE_BYTES 1024
 /* Collective over `group`: CANCELLED on all its ranks when one of them was asked to stop. scratch:
  * RK_AGREE_BYTES. */
 struct rk_status *rk_engine_check_cancel(const struct rk_engine_hooks *hooks, struct rk_comm_group *group,
                                          struct rk_stream *stream, void *scratch) RK_NODISCARD;
-/* Each value becomes the least that a rank of the group has. Waits for the stream. scratch: RK_AGREE_BYTES,
+/* Each value becomes the minimum over the ranks of the group. Waits for the stream. scratch: RK_AGREE_BYTES,
  * which `count` values must fit into. */
 struct rk_status *rk_engine_min(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,
                                 int32_t *values, int64_t count) RK_NODISCARD;
 /* Each value becomes the sum over the ranks of the group. Waits for the stream. scratch: RK_AGREE_BYTES. */
 struct rk_status *rk_engine_sum(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,
                                 double *values, int64_t count) RK_NODISCARD;
-/* Collective over `group`; takes `st`. NULL on all ranks when all came with NULL; otherwise an error on all:
- * a rank's own, or that of the first rank that failed, which it names. scratch: RK_AGREE_BYTES. */
+/* Collective over `group`; takes `st`. Returns NULL on all ranks if `st` is NULL on all; otherwise an error
+ * on all: the rank's own, or that of the first failed rank, which it names. scratch: RK_AGREE_BYTES. */
 struct rk_status *rk_engine_agree(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,
                                   struct rk_status *st) RK_NODISCARD;
 
@@ -74,7 +73,7 @@ struct rk_rope_scaling {
     double softmax_factor;                    /* yarn: of the scores of latent attention */
 };
 
-/* Layers bound the size of the parameter table, which is host memory; the deepest published models have 126.
+/* Bounds the size of the parameter table in host memory; the deepest published models have 126 layers.
  */
 #define RK_MODEL_MAX_LAYERS 4096
 
@@ -109,7 +108,7 @@ struct rk_model_config {
     bool tie_word_embeddings;
     bool has_qkv_bias;
     bool has_qk_norm;       /* RMSNorm of every head of queries and keys */
-    int32_t sliding_window; /* keys that a query of the layers from max_window_layers on sees; 0: all */
+    int32_t sliding_window; /* keys that queries of layers from max_window_layers on attend to; 0: all */
     int64_t max_window_layers;
     struct rk_rope_scaling rope_scaling;
     int64_t num_labels; /* of a classification head */
@@ -119,22 +118,22 @@ struct rk_model_config {
     int64_t eos_token_ids[8];
     int32_t num_eos_token_ids;
 };
-/* UNIMPLEMENTED for an unknown model_type (lists the known ones) or a key whose value the family cannot
- * honour; INVALID_ARGUMENT "config.json: KEY: ..." for bad values. */
+/* UNIMPLEMENTED for an unknown model_type (lists the known ones) or a value that the family does not
+ * implement; INVALID_ARGUMENT "config.json: KEY: ..." for bad values. */
 struct rk_status *rk_model_config_parse(struct rk_model_config *out,
                                         const struct rk_json *hf_config) RK_NODISCARD;
 
-/* --- the parameter table (rk_param.h): rows that are the same on all ranks, and what this rank holds --- */
+/* --- the parameter table (rk_param.h): rows that are equal on all ranks, and this rank's parts --- */
 int64_t rk_model_num_params(const struct rk_model *model);
 const struct rk_param *rk_model_param_at(const struct rk_model *model, int64_t i);
 const struct rk_placement *rk_model_placement_at(const struct rk_model *model, int64_t i);
 int64_t rk_model_find_param(const struct rk_model *model, const char *name); /* -1 when absent */
 int64_t rk_model_num_elements(const struct rk_model *model); /* of the whole model, global shapes */
-/* From here on training leaves the parameter as it is. On all ranks alike, before rk_train_enable. */
+/* Training no longer updates the parameter. Call on all ranks alike, before rk_train_enable. */
 void rk_model_freeze_param(struct rk_model *model, int64_t i);
 
 /* --- life --- */
-/* Parts of a model that can wait in host memory while the device has others. */
+/* Parts of a model that can be offloaded to host memory. */
 enum rk_model_parts {
     RK_PART_PARAMETERS = 1u << 0,
     RK_PART_GRADIENTS = 1u << 1,
@@ -142,7 +141,7 @@ enum rk_model_parts {
     RK_PARTS_ALL = (1u << 3) - 1,
 };
 
-/* How the passes of a model are cut over the axes of its mesh, beside the sizes of these. */
+/* How the passes of a model are split over the axes of its mesh, beside the sizes of these. */
 struct rk_model_layout {
     RK_LAYOUT_KNOBS(RK_KNOB_FIELD, , , ) /* 0: not given */
 };
@@ -153,77 +152,80 @@ struct rk_model_desc {
     rk_dtype_t dtype;                /* of parameters and activations: F32, BF16, or F64 for tests */
     rk_numerics_t numerics;
     const char *head;         /* row of the head table: "lm" (also when NULL), "value", "score" */
-    uint64_t seed;            /* of what rk_model_load_hf does not find and may initialise at random */
+    uint64_t seed;            /* for tensors that rk_model_load_hf does not find and may initialise at
+                               * random */
     struct rk_stream *stream; /* borrowed for the life of the model, like mesh */
     const struct rk_mesh_comms *mesh;
-    /* Of training. 0: all activations are kept for the backward pass, but for those that are cheap to make
-     * again. n: only the input of every n-th layer is, and the n layers run twice (Megatron's full, uniform
-     * recompute). The gradients have the same bits. */
+    /* Activation recomputation in training. 0: saves all activations for the backward pass except those that
+     * are cheap to recompute. n: saves only the input of every n-th layer and runs the n layers twice
+     * (Megatron's full, uniform recompute). Gradients are bit-identical. */
     int64_t recompute_num_layers;
-    /* Ids from here on have no probability: a teacher knows no padding that the student's vocabulary lacks.
-     * 0: all of the vocabulary have one. */
+    /* The head masks ids from here on, for example a teacher's padding beyond the student's vocabulary. 0: no
+     * id is masked. */
     int64_t vocab_size;
-    uint32_t offload; /* enum rk_model_parts: those that may leave the device (rk_model_offload) */
+    uint32_t offload; /* enum rk_model_parts: those that may be offloaded (rk_model_offload) */
     struct rk_model_layout layout;
 };
 
-/* Checks that the mesh fits (heads, intermediate_size over tp; axes that are not built yet), allocates the
- * parameters. RESOURCE_EXHAUSTED with the bytes wanted. */
+/* Checks the mesh (heads and intermediate_size divisible by tp; axes that are not implemented), allocates the
+ * parameters. RESOURCE_EXHAUSTED with the required bytes. */
 struct rk_status *rk_model_create(struct rk_model **out, const struct rk_model_desc *desc) RK_NODISCARD;
 /* A model that uses the same parameter buffer (actor and rollout of equal layout). The owner must outlive it.
  */
 struct rk_status *rk_model_create_shared(struct rk_model **out, struct rk_model *owner) RK_NODISCARD;
 void rk_model_destroy(struct rk_model *model); /* NULL is a no-op */
-/* The description that would make it again; what it points to belongs to the model. */
+/* The description from which an equal model can be created; its pointers belong to the model. */
 void rk_model_describe(const struct rk_model *model, struct rk_model_desc *out);
 const struct rk_model_config *rk_model_get_config(const struct rk_model *model);
 const struct rk_mesh_comms *rk_model_mesh(const struct rk_model *model);
-/* Other communicators of an equal mesh with this rank in the same place (the world was made anew); of a model
- * that does not train the number of replicas, and which of them this is, may differ. NULL while there are
- * none, and then nothing but destroy may follow. For the owner of the weights: models that share them follow.
+/* Sets new communicators (after the world was recreated) of an equal mesh in which this rank has the same
+ * coordinates; for a model that does not train, the number of replicas and this rank's replica may differ.
+ * NULL: no communicators; then only destroy may be called. Call it for the owner of the weights; models that
+ * share them follow.
  */
 void rk_model_set_mesh(struct rk_model *model, const struct rk_mesh_comms *mesh);
 uint64_t rk_model_weight_version(
-    const struct rk_model *model); /* +1 an applied update; shared models show the owner's */
+    const struct rk_model *model); /* incremented by every applied update; shared models return the owner's */
 
-/* --- parts that leave the device ---
+/* --- offloading of parts ---
  *
- * Parts that the description names lie in address ranges: they come back to the same addresses, so views and
- * graphs stay valid; while they are away nothing may touch them. The other parts stay on the device, here and
- * below, whatever is asked for. Models that share weights move the same parameters. Not collective. */
+ * The parts in the description's `offload` are allocated in address ranges: they return to the same
+ * addresses, so views and graphs stay valid; while they are offloaded nothing may access them. The functions
+ * below ignore all other parts, which stay on the device. Models that share weights offload the same
+ * parameters. Not collective. */
 
-/* Takes the host memory of these parts' copies, which is kept for the life of the model. RESOURCE_EXHAUSTED:
- * the model is as it was. */
+/* Allocates the host memory for copies of these parts, which is kept for the life of the model.
+ * RESOURCE_EXHAUSTED: the model is unchanged. */
 struct rk_status *rk_model_reserve_offload(struct rk_model *model, uint32_t parts) RK_NODISCARD;
-/* Copies them to the host, where it has not their contents already, and gives their device memory back; parts
- * that have left stay away. Without keeps_gradients gradients go without a copy, and come back as zeros.
- * Waits for the stream. Errors: of the copy (all parts are where they were), those of
- * rk_model_reserve_offload. */
+/* Copies the parts to the host, unless the host has a valid copy, and releases their device memory; parts
+ * already offloaded are skipped. Without keeps_gradients gradients are not copied, and return as zeros. Waits
+ * for the stream. Errors: of the copy (then no part has moved), those of rk_model_reserve_offload. */
 struct rk_status *rk_model_offload(struct rk_model *model, uint32_t parts, bool keeps_gradients) RK_NODISCARD;
-/* Brings them back, before what the model's stream is given from here on; parts that are there stay.
- * `writes`: they may be written to until they leave, which makes their copies worthless. RESOURCE_EXHAUSTED
- * (reason DEVICE_OOM): some may still be away, and nothing is lost. */
+/* Restores the parts, before later work on the model's stream; parts on the device are skipped. `writes`: the
+ * caller may modify the parts, which invalidates their host copies. RESOURCE_EXHAUSTED (reason DEVICE_OOM):
+ * some parts may still be offloaded; no data is lost. */
 struct rk_status *rk_model_onload(struct rk_model *model, uint32_t parts, bool writes) RK_NODISCARD;
-/* Those that are away now. */
+/* The parts that are offloaded now. */
 uint32_t rk_model_offloaded(const struct rk_model *model);
-/* Device memory of all parts that may leave. */
+/* Device memory of all parts that may be offloaded. */
 uint64_t rk_model_offload_bytes(const struct rk_model *model);
 
-/* What fills or writes a model tells the hooks, which may be NULL, of its progress in bytes of this rank's
- * part; CANCELLED when one of them asks to stop. In the collective ones the ranks meet after every parameter:
- * a slow disk on one is waited for in many short collectives, and an error ends all of them there. */
+/* Functions that fill or write a model report progress to the hooks, which may be NULL, in bytes of this
+ * rank's part; CANCELLED when asked to stop. In the collective functions the ranks agree after every
+ * parameter: waiting for a slow disk is spread over many short collectives, and after an error all ranks stop
+ * there. */
 
 /* N(0, initializer_range) for matrices, ones for norms, zeros for biases, from (seed, tensor name, global
- * element index): the layout does not matter. CANCELLED on this rank alone. */
+ * element index), independent of the layout. CANCELLED on this rank alone. */
 struct rk_status *rk_model_init_random(struct rk_model *model, uint64_t seed,
                                        const struct rk_engine_hooks *hooks) RK_NODISCARD;
-/* Collective. Reads only this rank's slices; files of F32 or F16 fill the masters of a bf16 model that trains
- * as well. What files may lack (RK_PARAM_OPTIONAL) is initialised as by rk_model_init_random, with the seed
- * of the description, and a warning. NOT_FOUND names another missing tensor and where it should be; DATA_LOSS
- * for bad files; INVALID_ARGUMENT for a shape that does not agree with config.json. */
+/* Collective. Reads only this rank's slices; F32 and F16 files also set the masters of a bf16 model that
+ * trains. Missing optional tensors (RK_PARAM_OPTIONAL) are initialised as by rk_model_init_random with the
+ * seed of the description, with a warning. NOT_FOUND names any other missing tensor and its expected place;
+ * DATA_LOSS for damaged files; INVALID_ARGUMENT for a shape that differs from config.json. */
 struct rk_status *rk_model_load_hf(struct rk_model *model, const char *dir,
                                    const struct rk_engine_hooks *hooks) RK_NODISCARD;
-/* --- who writes files: for methods, which resolve the paths of the ranks that write, and for the engine ---
+/* --- which ranks write files: for methods, which resolve the paths of writing ranks, and for the engine ---
  */
 typedef enum rk_output {
     RK_OUTPUT_HF,         /* a Hugging Face directory: the first rank of the mesh */
@@ -232,30 +234,30 @@ typedef enum rk_output {
 bool rk_output_is_writer(rk_output_t output, const struct rk_mesh_comms *mesh);
 
 /* Collective. Writes config.json, model.safetensors (or shards of max_shard_bytes with an index; 0: 5e9) into
- * `dir`, which must not hold a model (ALREADY_EXISTS, reason TARGET_EXISTS). After an error nothing is left
- * there; only when the ranks are lost to one another at the very end, the complete model stays. Ranks that do
- * not write (RK_OUTPUT_HF) need no `dir`. */
+ * `dir`, which must not hold a model (ALREADY_EXISTS, reason TARGET_EXISTS). After an error the files are
+ * removed; only if the connection between the ranks is lost at the very end may the complete model stay.
+ * Ranks that do not write (RK_OUTPUT_HF) need no `dir`. */
 struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir, int64_t max_shard_bytes,
                                      const struct rk_engine_hooks *hooks) RK_NODISCARD;
 
 typedef enum rk_param_kind { RK_PARAM_VALUE, RK_PARAM_GRADIENT } rk_param_kind_t;
 /* Collective over tp (and cp and dp for gradients, which it sums as the update would): the whole tensor,
- * global shape, as f64 in host memory [shape[0] * shape[1]], on every rank. Gradients that are added up in
+ * global shape, as f64 in host memory [shape[0] * shape[1]], on every rank. Gradients that accumulate in
  * shards (struct rk_optim_config) are those of the last micro-batch. */
 struct rk_status *rk_model_gather_param(struct rk_model *model, int64_t i, rk_param_kind_t kind,
                                         double *out) RK_NODISCARD;
 
-/* Collective. Compares what the ranks hold of every parameter, by 64-bit fingerprints of its values: all that
- * hold the same part must hold the same. DATA_LOSS (reason REPLICAS_DIFFER), the same on all ranks, names the
- * first parameter that differs, its layer and the ranks. *num_compared, of all ranks: copies that were held
- * against the first of their part. Of `hooks`, which may be NULL, as what fills a model. */
+/* Collective. Compares the ranks' copies of every parameter by 64-bit fingerprints: copies of the same part
+ * must be equal. DATA_LOSS (reason REPLICAS_DIFFER), the same on all ranks, names the first parameter that
+ * differs, its layer and the ranks. *num_compared, over all ranks: copies compared with the first copy of
+ * their part. `hooks` as for functions that fill a model. */
 struct rk_status *rk_model_verify_replicas(struct rk_model *model, const struct rk_engine_hooks *hooks,
                                            int64_t *num_compared) RK_NODISCARD;
 
 /* --- forward --- */
 
-/* What logits are divided by. Below it the sampler takes the largest logit, and its log-probs are those of
- * temperature 1: nothing that training could compute again. */
+/* Minimum divisor of logits. Below it the sampler takes the largest logit, with log-probs of temperature 1,
+ * which training cannot reproduce. */
 #define RK_TEMPERATURE_MIN 1e-5F
 #define RK_TEMPERATURE_MAX 1e6F
 /* INVALID_ARGUMENT with value and range. */
@@ -264,8 +266,8 @@ struct rk_status *rk_model_check_temperature(double temperature) RK_NODISCARD;
 #define RK_LABEL_NONE (-1)
 
 /* A packed micro-batch, in host memory. num_seqs 0 is the empty micro-batch: it takes part in every
- * collective. All tp and cp ranks come with the same one, whole, and see the outputs of all of its positions;
- * each cp rank computes those of its tokens (base/rk_zigzag.h). */
+ * collective. All tp and cp ranks pass the same whole micro-batch and get the outputs of all of its
+ * positions; each cp rank computes those of its tokens (base/rk_zigzag.h). */
 struct rk_packed {
     int32_t num_seqs;
     int64_t num_tokens;
@@ -273,10 +275,10 @@ struct rk_packed {
     const int32_t *tokens;     /* [num_tokens] */
     const int32_t *positions;  /* [num_tokens] */
     const int32_t *cu_seqlens; /* [num_seqs + 1] */
-    const int32_t *labels;     /* [num_tokens]: the id that position t is to predict, or RK_LABEL_NONE */
+    const int32_t *labels;     /* [num_tokens]: the id that position t must predict, or RK_LABEL_NONE */
 };
 
-/* What heads compute of a position that has a label. */
+/* Outputs that heads compute for a labelled position. */
 typedef enum rk_head_output {
     RK_HEAD_LOG_PROBS,      /* log p(label), at the temperature */
     RK_HEAD_ENTROPY,        /* of the distribution of the label, at the temperature */
@@ -287,28 +289,30 @@ typedef enum rk_head_output {
 #define RK_HEAD_BIT(output) (1u << (output))
 /* "log_probs", "entropy", "values". */
 const char *rk_head_output_name(rk_head_output_t output);
-/* Bits of what the model's head can compute. */
+/* Bits of the outputs that the model's head can compute. */
 uint32_t rk_model_head_outputs(const struct rk_model *model);
 
-/* Log-probs of several ids a position, at the temperature: what distillation reads of teacher and student. Of
- * a head that computes log_probs. Arrays are [num_tokens, num_ids], NULL where one is not wanted. */
+/* Log-probs of several ids per position, at the temperature, for distillation. Only for a head that computes
+ * log_probs. Arrays are [num_tokens, num_ids]; NULL if not requested. */
 struct rk_head_ids {
-    int64_t num_ids;       /* K, up to RK_VOCAB_IDS_MAX; 0: none of these arrays */
-    const int32_t *ids;    /* in: the ids that log_probs is of; below 0: none, and its log-prob is 0 */
-    double *log_probs;     /* 0 where there is no label */
-    int32_t *top_ids;      /* the K most likely ids in that order, equal ones by ascending id; -1: no more */
-    double *top_log_probs; /* of these; 0 where there is no id; only with top_ids */
+    int64_t num_ids;       /* K, up to RK_VOCAB_IDS_MAX; 0: all arrays are unused */
+    const int32_t *ids;    /* in: the ids of log_probs; below 0: none, with log-prob 0 */
+    double *log_probs;     /* 0 at positions without a label */
+    int32_t *top_ids;      /* the K most likely ids, most likely first, equal ones by ascending id; -1: no
+                            * more */
+    double *top_log_probs; /* of top_ids; 0 where there is no id; only with top_ids */
 };
 
-/* f64 [num_tokens] in host memory for each output, NULL where one is not wanted. */
+/* f64 [num_tokens] in host memory for each output; NULL if not requested. */
 struct rk_head_arrays {
     double *of[RK_HEAD_OUTPUT_COUNT];
-    struct rk_head_ids ids; /* of gradients: num_ids and log_probs */
+    struct rk_head_ids ids; /* as gradients: num_ids and log_probs */
 };
 
-/* Collective. Fills the arrays that are there, on the ranks that have the head; 0, and ids of -1, where there
- * is no label. OUT_OF_RANGE names a token, position or id that the model does not have; FAILED_PRECONDITION
- * an output that its head does not compute. Of `hooks`, which may be NULL, a pass calls on_alive only. */
+/* Collective. Fills the arrays that are not NULL, on the ranks that have the head; 0, and ids of -1, at
+ * positions without a label. OUT_OF_RANGE names a token, position or id outside of the model's range;
+ * FAILED_PRECONDITION an output that its head does not compute. A pass calls only on_alive of `hooks`, which
+ * may be NULL. */
 struct rk_status *rk_model_forward(struct rk_model *model, const struct rk_packed *packed, double temperature,
                                    const struct rk_engine_hooks *hooks,
                                    const struct rk_head_arrays *out) RK_NODISCARD;
@@ -321,41 +325,41 @@ struct rk_forward_micro {
 };
 struct rk_forward_work {
     int64_t count;
-    /* Fills in the i-th one. What it points to is used before the function is called again. With a pipeline
-     * it is called more than once for each, in any order. */
+    /* Fills in the i-th micro-batch. Its pointers are used only until the next call. With a pipeline it is
+     * called more than once for each, in any order. */
     struct rk_status *(*bind)(void *user, int64_t i, struct rk_forward_micro *micro);
-    /* The arrays of the i-th one, which is bound, are filled: on the ranks that have the head (the last
-     * stage), in order. May be NULL. */
+    /* Called when the arrays of the i-th micro-batch, which is bound, are filled: on the ranks that have the
+     * head (the last stage), in order. May be NULL. */
     struct rk_status *(*done)(void *user, int64_t i);
     void *user;
 };
-/* Collective: rk_model_forward of many, which the stages of a pipeline run at the same time; there the hooks'
- * is_cancelled is asked as well: CANCELLED on all ranks when it said so on one. */
+/* Collective: rk_model_forward of several micro-batches, which overlap on the stages of a pipeline. A
+ * pipeline also calls the hooks' is_cancelled: CANCELLED on all ranks when it returns true on one. */
 struct rk_status *rk_model_forward_all(struct rk_model *model,
                                        const struct rk_forward_work *work) RK_NODISCARD;
 /* Collective; for tests and tools: logits [num_tokens, vocab_size] as f64 in host memory, on every rank. */
 struct rk_status *rk_model_logits(struct rk_model *model, const struct rk_packed *packed,
                                   double *logits) RK_NODISCARD;
 
-/* What the model holds, the rollout over it included. Names of the kinds: rk_memory.h. */
+/* Memory that the model holds, including its rollout. Names of the kinds: rk_memory.h. */
 struct rk_model_memory {
     /* Device memory by kind. */
     uint64_t param_bytes, master_bytes, grad_bytes, optimizer_bytes;
     uint64_t activation_bytes; /* for passes */
     uint64_t kv_cache_bytes;
-    uint64_t workspace_bytes; /* verdicts and norms; what operators need is the device's */
+    uint64_t workspace_bytes; /* agreements and norms; operators' workspace belongs to the device */
     uint64_t staging_bytes;   /* inputs and samples of generation steps */
     /* Pinned host memory. */
     uint64_t pass_host_bytes, rollout_host_bytes;
-    uint64_t offload_host_bytes;    /* of copies of parts that leave the device */
+    uint64_t offload_host_bytes;    /* of copies of offloaded parts */
     uint64_t checkpoint_host_bytes; /* host memory of checkpoints, most of it not pinned */
-    /* Most that a pass used of activation_bytes and pass_host_bytes. */
+    /* Peak use of activation_bytes and pass_host_bytes by a pass. */
     uint64_t activation_peak_bytes, pass_host_peak_bytes;
-    /* Of a pipeline stage: micro-batches that live at once, and the most that one of them keeps beside the
-     * above; activation_bytes and pass_host_bytes have it num_slots times. */
+    /* Of a pipeline stage: micro-batches in flight, and the maximum that one of them saves in addition;
+     * activation_bytes and pass_host_bytes include it num_slots times. */
     int64_t num_slots;
     uint64_t slot_peak_bytes, slot_host_peak_bytes;
-    uint64_t step_overflows; /* blocks added to either after the first; 0 when the plan was right */
+    uint64_t step_overflows; /* blocks added to either after the first; 0 if the memory plan was right */
 };
 struct rk_model_memory rk_model_get_memory(const struct rk_model *model);
 

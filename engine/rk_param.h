@@ -1,9 +1,9 @@
-/* The parameter descriptor: the only description of how a model is laid out over a mesh.
+/* The parameter descriptor: the only description of a model's layout over a mesh.
  *
- * struct rk_param is one global row a parameter, the same on all ranks of the mesh, also on those that do not
- * hold it: collective loops over parameters run over the rows, and a rank without the parameter takes its
- * turn with nothing. struct rk_placement is what this rank holds of it. Loading, export, random
- * initialisation, gradient sums, buckets, norm, optimizer and checkpoints read these two and nothing else.
+ * struct rk_param is one global row per parameter, equal on all ranks of the mesh, also on those that do not
+ * hold it: collective loops over parameters run over the rows, and a rank without the parameter takes part
+ * with no data. struct rk_placement is this rank's part of it. Loading, export, random initialisation,
+ * gradient sums, buckets, norm, optimizer and checkpoints depend on these two only.
  *
  * A dense parameter is split over tp and replicated over dp and cp. An expert's is held by one rank of ep,
  * split over etp and replicated over edp. Both are held by one pipeline stage, or two when they are tied. All
@@ -22,35 +22,35 @@ RK_BEGIN_DECLS
 
 #define RK_PARAM_DIMS 2
 
-/* Gradient groups: rows of rk_grad_groups. The parameters of a group stand together in the flat buffers, and
- * have their own buckets; their gradients are summed over the group's ranks, among which their optimizer
- * state is cut. All groups have their parts in the one norm of a step. Gradients are sums with global
- * denominators: no group divides by its number of ranks. */
+/* Gradient groups: rows of rk_grad_groups. The parameters of a group are contiguous in the flat buffers and
+ * have their own buckets; their gradients are summed over the group's ranks, over which their optimizer state
+ * is sharded. The norm of a step is over all groups. Gradients are sums with global denominators: no group
+ * divides by its number of ranks. */
 typedef enum rk_grad_group {
-    RK_GRAD_DENSE,  /* what every replica has */
-    RK_GRAD_EXPERT, /* what the ranks of ep have different ones of */
+    RK_GRAD_DENSE,  /* parameters that every replica has */
+    RK_GRAD_EXPERT, /* experts: different parameters on the ranks of ep */
     RK_GRAD_GROUPS
 } rk_grad_group_t;
 
 struct rk_grad_group_row {
     const char *name;
     rk_mesh_group_kind_t ranks;
-    uint32_t axes; /* RK_AXIS_BIT of those that the ranks of a group differ in */
-    /* Every pass over tokens writes the gradients of all its matrices of linear layers, so that nobody has to
-     * zero them before the first pass of a step. */
+    uint32_t axes; /* RK_AXIS_BIT of the axes in which the ranks of a group differ */
+    /* Every pass over tokens writes the gradients of all its matrices of linear layers, so they need not be
+     * zeroed before the first pass of a step. */
     bool is_always_written;
 };
 
 extern const struct rk_grad_group_row rk_grad_groups[RK_GRAD_GROUPS];
-/* Ranks of a group. */
+/* Number of ranks of a group. */
 int32_t rk_grad_group_size(rk_grad_group_t group, const struct rk_mesh *mesh);
 
 enum rk_param_flags {
     RK_PARAM_NO_DECAY = 1u << 0, /* no weight decay: biases and 1-D parameters */
     RK_PARAM_FROZEN = 1u << 1,   /* no update, no weight decay, not in the gradient norm */
-    /* The copies of a part along the split axis have different summands of its gradient, whose sum over these
-     * copies is the gradient (key-value heads with tp > num_kv_heads: each copy sees other query heads; norms
-     * with sequence parallelism: each sees other tokens). */
+    /* Each copy of a part along the split axis has a different summand of its gradient; the gradient is the
+     * sum over the copies (key-value heads with tp > num_kv_heads: each copy has other query heads; norms
+     * with sequence parallelism: each has other tokens). */
     RK_PARAM_PARTIAL_GRAD = 1u << 2,
     RK_PARAM_OPTIONAL = 1u << 4, /* Hugging Face files may lack it: a new head */
     RK_PARAM_FUSED = 1u << 3,    /* in the flat buffers right behind the row before it, without a gap */
@@ -65,13 +65,13 @@ struct rk_param_stack {
     int64_t first_row; /* of the parameter */
 };
 
-/* Over ranks of `axis`: `dim` is cut into num_parts equal parts, each of which axis_size / num_parts
- * consecutive ranks hold. */
+/* Split over the ranks of `axis`: `dim` is split into num_parts equal parts, each held by axis_size /
+ * num_parts consecutive ranks. */
 struct rk_param_split {
     rk_axis_t axis;      /* RK_AXIS_TP; experts: RK_AXIS_ETP */
-    int32_t dim;         /* 0, 1, or -1: not cut, every rank holds all */
-    int32_t num_parts;   /* divides the size of the axis; 1 when not cut */
-    int64_t size_padded; /* of `dim`: a multiple of num_parts; zeros stand behind the real elements */
+    int32_t dim;         /* 0, 1, or -1: not split, every rank holds all */
+    int32_t num_parts;   /* divides the size of the axis; 1 when not split */
+    int64_t size_padded; /* of `dim`: a multiple of num_parts; padding is zeros at the end */
 };
 
 struct rk_param {
@@ -84,20 +84,21 @@ struct rk_param {
     uint32_t flags;               /* enum rk_param_flags */
     int32_t stage;                /* pipeline stage that owns it */
     int32_t shared_stage;         /* another stage that holds a copy (tied embeddings), or -1 */
-    int32_t ep_rank;              /* rank of ep that holds it; -1: no expert's */
+    int32_t ep_rank;              /* rank of ep that holds it; -1: not an expert's */
     struct rk_param_split split;
     rk_mesh_group_kind_t grad_group; /* `ranks` of a row of rk_grad_groups */
 };
 
-/* What one rank holds of a parameter. */
+/* The part of a parameter that one rank holds. */
 struct rk_placement {
     bool is_held;    /* false: everything below is 0 */
-    bool is_counted; /* among the copies outside grad_group the one that norms count and whose shards of
-                        optimizer state are saved */
-    bool is_main;    /* among all copies the one that files are written from: counted, first of grad_group */
+    bool is_counted; /* of the copies outside grad_group, the one that norms count and whose optimizer state
+                      * is saved */
+    bool is_main;    /* of all copies, the one that files are written from: counted, first of grad_group */
     int32_t part;    /* of split.dim */
     int64_t local_shape[RK_PARAM_DIMS]; /* padding included */
-    int64_t offset; /* elements, in the flat buffers of parameters and gradients; set by the table's layout */
+    int64_t offset; /* in elements, in the flat buffers of parameters and gradients; set by the table's
+                     * layout */
 };
 
 /* Elements [begin, begin + shape) of the global tensor. */
@@ -105,15 +106,15 @@ struct rk_param_box {
     int64_t begin[RK_PARAM_DIMS], shape[RK_PARAM_DIMS];
 };
 
-/* The row of its group. */
+/* Its gradient group, a row of rk_grad_groups. */
 rk_grad_group_t rk_param_grad_group(const struct rk_param *param);
-/* Everything but the offset, which is 0, for the rank at `coords`. */
+/* Sets everything but the offset, which is 0, for the rank at `coords`. */
 void rk_param_place(struct rk_placement *out, const struct rk_param *param, const struct rk_mesh *mesh,
                     const struct rk_mesh_coords *coords);
-/* What the local part holds without padding: the first shape[0] rows and shape[1] columns of local_shape. A
+/* The local part without padding: the first shape[0] rows and shape[1] columns of local_shape. A
  * rank that has only padding, or does not hold the parameter, has a shape with a 0. */
 struct rk_param_box rk_param_get_box(const struct rk_param *param, const struct rk_placement *placement);
-/* Ranks of the split axis that hold the same part. */
+/* Number of ranks of the split axis that hold the same part. */
 int32_t rk_param_num_copies(const struct rk_param *param, const struct rk_mesh *mesh);
 /* The first of them: the rank of the split axis whose copy of `part` counts. */
 int32_t rk_param_first_rank(const struct rk_param *param, const struct rk_mesh *mesh, int32_t part);
@@ -130,21 +131,21 @@ static inline int64_t rk_placement_num_elements(const struct rk_placement *place
 
 /* --- shards of the flat buffers over the ranks of a gradient group ---
  *
- * What the buffers have of a group is cut into buckets, and every bucket into equal parts, one a rank. A
- * rank's parts, one after the other and group after group, are its shard: the arrays of masters and optimizer
- * state have this order. A part cuts through parameters, and a parameter may have parts of several buckets.
+ * A group's range of the buffers is split into buckets, and every bucket into equal parts, one per rank. A
+ * rank's parts, concatenated group by group, are its shard: the arrays of masters and optimizer state have
+ * this order. A part may begin or end inside a parameter, and a parameter may span several buckets.
  */
 struct rk_shard_map {
-    int64_t begin;           /* of the group's elements in the flat buffers */
-    int64_t shard_begin;     /* of its part of the shard */
-    int64_t num_elements;    /* of the group, padding included: a multiple of num_shards */
+    int64_t begin;           /* start of the group in the flat buffers */
+    int64_t shard_begin;     /* start of the group's part in the shard */
+    int64_t num_elements;    /* of the group, with padding: a multiple of num_shards */
     int64_t bucket_elements; /* of all buckets but the last, which may be shorter; a multiple of num_shards */
     int32_t num_shards;      /* ranks of the group */
-    int32_t index;           /* of the rank in it */
+    int32_t index;           /* of the rank in the group */
 };
 
-/* A run of the flat buffers. The rank's part of it is [mine, mine + part), which the shard's arrays hold from
- * `shard` on. */
+/* A range of the flat buffers. The rank's part of it is [mine, mine + part), at `shard` in the shard's
+ * arrays. */
 struct rk_bucket {
     int64_t begin, count;
     int64_t mine, part, shard;
@@ -153,22 +154,22 @@ struct rk_bucket {
 int64_t rk_shard_num_buckets(const struct rk_shard_map *map);
 struct rk_bucket rk_shard_bucket_at(const struct rk_shard_map *map, int64_t i);
 
-/* Elements [begin, begin + count) of the flat buffers, which the shard's arrays hold from `shard` on. */
+/* Elements [begin, begin + count) of the flat buffers, at `shard` in the shard's arrays. */
 struct rk_shard_run {
     int64_t begin, count;
     int64_t shard;
-    int64_t bucket; /* its index */
+    int64_t bucket; /* index of its bucket */
 };
 /* The next run of the shard within elements [begin, end) of the group, in ascending order; all zeros before
  * the first call. False when there is none. For a parameter: begin is its offset, and run->begin - begin the
  * first element of its local part, row-major. */
 bool rk_shard_next_run(const struct rk_shard_map *map, int64_t begin, int64_t end, struct rk_shard_run *run);
 
-/* Of all groups, which follow one another without a gap. */
+/* The maps of all groups, which are adjacent. */
 struct rk_shard_maps {
     struct rk_shard_map of[RK_GRAD_GROUPS];
 };
-/* The same within elements of any groups. */
+/* The next run within elements of any groups. */
 bool rk_shards_next_run(const struct rk_shard_maps *maps, int64_t begin, int64_t end,
                         struct rk_shard_run *run);
 

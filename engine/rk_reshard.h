@@ -1,8 +1,8 @@
-/* Resharding: the values of a model laid out over one mesh become those of the same model laid out over
- * another one (the actor's weights in the rollout's layout, docs/resharding.md).
+/* Resharding: copies the weights of a model laid out over one mesh to the same model laid out over another
+ * mesh (the actor's weights to the rollout's layout, docs/resharding.md).
  *
- * The plan is pure: a function of the parameter tables and meshes of both sides (rk_param.h), which every
- * rank of the world can compute, also one that has a part on one side only, or none. Hybrid placement:
+ * The plan is a pure function of the parameter tables and meshes of both sides (rk_param.h). Every rank of
+ * the world can compute it, also a rank that is in only one of the meshes, or in none. Hybrid placement:
  * Sheng et al., "HybridFlow", arXiv:2409.19256, section 5. */
 #ifndef RK_RESHARD_H
 #define RK_RESHARD_H
@@ -23,13 +23,13 @@ struct rk_reshard_side {
     int64_t num_params;
 };
 
-/* The elements of a box of a tensor, from one rank to another, or within a rank from one model's memory to
- * the other's. */
+/* A move: the elements of a box of a tensor, from one rank to another, or within a rank from one model's
+ * memory to the other's. */
 struct rk_reshard_move {
     int64_t source_param, param; /* rows of the source's and the destination's table */
-    struct rk_param_box box;     /* of the global tensor; never empty */
+    struct rk_param_box box;     /* in the global tensor; never empty */
     int32_t source, destination; /* world ranks */
-    int32_t round;               /* -1 where source and destination are one rank */
+    int32_t round;               /* -1 if source and destination are the same rank */
 };
 
 /* Of one rank. */
@@ -40,41 +40,42 @@ struct rk_reshard_traffic {
 
 struct rk_reshard_desc {
     struct rk_reshard_side source, destination;
-    int32_t rank;         /* of the world: whose moves the plan lists */
-    size_t elem_bytes;    /* of the elements that travel */
-    int64_t bucket_bytes; /* most that a rank sends, and that it receives, in a round; at least one element */
+    int32_t rank;         /* in the world: the rank whose moves the plan lists */
+    size_t elem_bytes;    /* bytes of an element as sent */
+    int64_t bucket_bytes; /* maximum that a rank sends, and that it receives, in a round; at least one
+                           * element */
 };
 
 /* The rank's part of a tensor on both sides. */
 struct rk_reshard_part {
     int64_t source_param; /* row of the source's table */
-    bool is_counted;      /* of all ranks that hold this part of the source, this one stands for it */
-    int32_t num_copies; /* ranks that hold any one part of the destination: the same number for every part */
+    bool is_counted;      /* this rank is the counted one of the ranks that hold this part of the source */
+    int32_t num_copies;   /* ranks that hold one part of the destination: equal for all parts */
     int32_t
-        copy; /* number of this rank among those that hold its part of the destination; -1: none is held */
+        copy; /* index of this rank among those that hold its part of the destination; -1: it holds none */
 };
 
-/* What is to be moved. Rounds follow one another on all ranks: in each of them a rank sends and receives at
- * most a bucket. Read only. */
+/* The moves of a rank. All ranks execute the rounds in order: in each round a rank sends and receives at most
+ * a bucket. Read only. */
 struct rk_reshard_plan {
-    /* Those of the rank of the description: as source, as destination, or both. Rounds do not descend. The
-     * moves of a round from one rank to another have the same order on both. */
+    /* Moves in which the rank is source, destination, or both, by ascending round. The moves of a round from
+     * one rank to another have the same order on both ranks. */
     struct rk_reshard_move *moves;
     int64_t num_moves;
     int32_t num_rounds;                     /* the same on all ranks */
-    int64_t send_bytes_max, recv_bytes_max; /* largest round of the rank */
+    int64_t send_bytes_max, recv_bytes_max; /* maximum over this rank's rounds */
     struct rk_reshard_traffic mine;
-    uint64_t moved_bytes; /* between ranks, of the whole plan */
-    uint64_t hash; /* of the whole plan: the same on all ranks, and for equal layouts and tables only */
+    uint64_t moved_bytes; /* between ranks, in the whole plan */
+    uint64_t hash;        /* of the whole plan: equal on all ranks exactly for equal layouts and tables */
     /* Of every row of the destination's table. */
     struct rk_reshard_part *parts; /* [num_parts] */
     int64_t num_parts;
-    int32_t num_copies; /* the largest among them */
+    int32_t num_copies; /* maximum over the parts */
 };
 
-/* Every element of the destination is covered by one move. An element that a rank holds on both sides comes
- * from its own memory; the others come from the copy whose rank has the least to send so far. The order is
- * that of the destination's table, so the first layers arrive first.
+/* Every element of the destination is covered by exactly one move. An element that a rank holds on both sides
+ * is copied from its own memory; other elements are sent by the copy whose rank has the least to send so far.
+ * The order is that of the destination's table, so the first layers arrive first.
  *
  * INVALID_ARGUMENT names the first tensor that one of the sides lacks, or that has another shape there. Free
  * with rk_reshard_plan_destroy. */
@@ -90,7 +91,7 @@ struct rk_engine_hooks;
 struct rk_model;
 struct rk_stream;
 
-/* The communicator of all ranks of two meshes, and which rank stands where. Immutable. */
+/* The communicator of all ranks of two meshes, and the ranks' coordinates. Immutable. */
 struct rk_reshard_link;
 
 /* Collective over the world, also for ranks outside of both meshes. Borrows the meshes. */
@@ -106,7 +107,7 @@ struct rk_comm_group *rk_reshard_link_group(const struct rk_reshard_link *link);
 struct rk_reshard_args {
     size_t struct_size;
     const struct rk_reshard_link *link;
-    struct rk_model *source, *destination; /* of this rank; NULL where it is not in that mesh */
+    struct rk_model *source, *destination; /* of this rank; NULL if it is not in that mesh */
     struct rk_stream *stream;              /* that of the models */
     void *scratch;                         /* RK_AGREE_BYTES on the device */
     int64_t bucket_bytes;
@@ -117,18 +118,18 @@ struct rk_reshard_result {
     struct rk_reshard_traffic traffic; /* of this rank */
     int32_t num_rounds;
     uint64_t weight_version; /* of the source, and from now on of the destination */
-    /* After an error. */
-    bool has_begun;         /* the destination may hold some tensors of each version */
-    bool is_known_to_peers; /* all ranks have it: none waits for this one */
+    /* Valid after an error. */
+    bool has_begun;         /* the destination may have tensors of both versions */
+    bool is_known_to_peers; /* all ranks have the error: none waits for this one */
 };
 
 /* Collective over the link's group: the destination's parameters become the source's, rounded to nearest
- * where its dtype differs, and its weight version the source's. Then the sums of all elements' fingerprints
- * (rk_fingerprint) are compared, tensor by tensor: DATA_LOSS (reason FINGERPRINT) on all ranks names the
- * first tensor that differs, and the ranks. Waits for the stream. Uses the step arena of the destination, of
- * the source where a rank has no destination.
+ * where its dtype differs, and its weight version the source's. Then compares the sums of all elements'
+ * fingerprints (rk_fingerprint) of every tensor: DATA_LOSS (reason FINGERPRINT) on all ranks names the first
+ * tensor that differs, and the ranks. Waits for the stream. Uses the step arena of the destination, or of the
+ * source on a rank without destination.
  *
- * CANCELLED before anything was moved. INVALID_ARGUMENT where the models differ. */
+ * CANCELLED only before anything was moved. INVALID_ARGUMENT if the models differ. */
 struct rk_status *rk_reshard_run(struct rk_reshard_result *out,
                                  const struct rk_reshard_args *args) RK_NODISCARD;
 

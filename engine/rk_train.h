@@ -3,9 +3,9 @@
  *   rk_train_begin; rk_train_micro_batches; rk_train_step            one optimizer step
  *   rk_train_advance_lr                                              once per update call
  *
- * Gradients accumulate in f32 (f64 models: f64) with global denominators: what a step applies does not depend
- * on the number of micro-batches or ranks, but for the rounding of adds_in_shards. Of bf16 parameters the
- * optimizer updates f32 masters. All collective over the model's mesh. */
+ * Gradients accumulate in f32 (f64 models: f64) with global denominators: a step does not depend on the
+ * number of micro-batches or ranks, except for the rounding of adds_in_shards. The optimizer updates f32
+ * masters of bf16 parameters. All functions are collective over the model's mesh. */
 #ifndef RK_TRAIN_H
 #define RK_TRAIN_H
 
@@ -24,29 +24,31 @@ typedef enum rk_lr_style {
     RK_LR_STYLE_COUNT
 } rk_lr_style_t;
 
-/* Elements of a bucket of gradients or parameters: what one collective moves. Fewer than a few million do not
- * fill the links, and the last bucket's sum is not hidden behind the backward pass. */
+/* Elements of a bucket of gradients or parameters, the unit of one collective. Buckets of less than a few
+ * million elements do not saturate the links; with larger ones the reduction of the last bucket, which does
+ * not overlap the backward pass, takes longer. */
 #define RK_BUCKET_ELEMENTS ((int64_t)40000000)
 
-/* Read from the options of init_model (base/knobs.def), complete and checked: the warm-up has its number of
- * steps from these or from the ratio, the decay from the run's when it has none of its own. */
+/* Read from the options of init_model (base/knobs.def), complete and checked: the number of warm-up steps is
+ * given or computed from the ratio; the number of decay steps defaults to that of the run. */
 struct rk_optim_config {
     RK_OPTIM_KNOBS(RK_KNOB_FIELD, , , )
-    /* Row of the optimizer table. NULL: gradients only, which needs no memory for masters and state and takes
-     * no step (benchmarks, tools). */
+    /* Row of the optimizer table. NULL: gradients only, without masters, state and steps (benchmarks,
+     * tools). */
     const struct rk_optim_ops *ops;
     rk_lr_style_t lr_decay_style;
-    int64_t bucket_elements; /* 0: RK_BUCKET_ELEMENTS, or all with one dp rank */
-    /* Of 16-bit parameters with several dp ranks: gradients of a micro-batch have their dtype and are summed
-     * over dp after each, in F32 by the rank that updates them, which keeps the sum of its shard only. 2 + 4
-     * / dp bytes an element instead of 4, and a gradient is rounded to 16 bits once a micro-batch and rank.
+    int64_t bucket_elements; /* 0: RK_BUCKET_ELEMENTS, or one bucket for all with one dp rank */
+    /* For 16-bit parameters with several dp ranks: gradients of a micro-batch have the parameters' dtype and
+     * are reduced over dp after each micro-batch, in F32 by the rank that updates them, which stores the sum
+     * of its shard only. Takes 2 + 4 / dp bytes per element instead of 4; a gradient is rounded to 16 bits
+     * once per micro-batch and rank.
      */
     bool adds_in_shards;
 };
 /* From the options of init_model (optim.*). INVALID_ARGUMENT names key, value, expectation. */
 struct rk_status *rk_optim_config_read(struct rk_optim_config *out,
                                        const struct rk_json *options) RK_NODISCARD;
-/* Replaces lr, betas, eps, weight_decay and clip_grad where the options of optim_step give them.
+/* Replaces lr, betas, eps, weight_decay and clip_grad by the values that the options of optim_step contain.
  * INVALID_ARGUMENT names key, value, expectation. */
 struct rk_status *rk_optim_config_override(struct rk_optim_config *config,
                                            const struct rk_json *options) RK_NODISCARD;
@@ -54,55 +56,56 @@ struct rk_status *rk_optim_config_override(struct rk_optim_config *config,
 double rk_lr_at(const struct rk_optim_config *config, int64_t num_steps);
 
 /* Allocates gradients and optimizer state (sharded over dp). A model that shares weights cannot train. The
- * masters of bf16 parameters start from these; loading a model afterwards gives them what its files have in
- * more bits. */
+ * masters of bf16 parameters are initialized from them; loading a model afterwards sets masters from the
+ * files at the files' precision. */
 struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_config *config) RK_NODISCARD;
 
-/* The gradients are zero from here on. */
+/* Sets the gradients to zero. */
 struct rk_status *rk_train_begin(struct rk_model *model) RK_NODISCARD;
 
-/* Called between forward and backward with the outputs of the micro-batch that it asked for; adds the
- * gradients by them to `grads`, which are zero. */
+/* Called between forward and backward with the requested outputs of the micro-batch; adds the gradients with
+ * respect to them to `grads`, which are zeroed. */
 typedef struct rk_status *(*rk_train_loss_fn_t)(void *user, const struct rk_head_arrays *outputs,
                                                 const struct rk_head_arrays *grads);
 struct rk_train_micro {
     const struct rk_packed *packed;
     double temperature;
-    uint32_t outputs; /* RK_HEAD_BIT of what the loss reads */
-    /* Of these, those that it has no gradient by: theirs are not looked at, and the backward pass leaves
-     * their terms out. */
+    uint32_t outputs; /* RK_HEAD_BIT of the outputs that the loss reads */
+    /* Of these, those without a gradient: their `grads` are ignored, and the backward pass omits their
+     * terms. */
     uint32_t measured;
-    /* [num_tokens, num_ids]: the loss reads the log-probs of these, too, and is differentiated by them; and
-     * it reads top_ids. See struct rk_head_ids; num_ids 0: none. Only with RK_HEAD_LOG_PROBS in outputs. */
+    /* [num_tokens, num_ids]: the loss also reads the log-probs of these ids and has gradients with respect to
+     * them; and it reads top_ids. See struct rk_head_ids; num_ids 0: none. Only with RK_HEAD_LOG_PROBS in
+     * outputs. */
     int64_t num_ids;
     const int32_t *ids;
-    /* The last one before rk_train_step, on all ranks: sums over dp begin while the backward pass runs. From
-     * here on a gradient on this rank alone (rk_model_gather_param) is no more. */
+    /* The last one before rk_train_step, on all ranks: reductions over dp overlap the backward pass. From
+     * here on the gradients of this rank alone (rk_model_gather_param) are no longer available. */
     bool is_last;
     rk_train_loss_fn_t loss_fn;
     void *user;
-    const struct rk_engine_hooks *hooks; /* on_alive; on stages is_cancelled, too; may be NULL */
+    const struct rk_engine_hooks *hooks; /* on_alive, with a pipeline also is_cancelled; may be NULL */
 };
 struct rk_status *rk_train_micro_batch(struct rk_model *model,
                                        const struct rk_train_micro *micro) RK_NODISCARD;
 
-/* The micro-batches of a step, or a part of them: as many on all ranks, those of a replica of the same sizes.
- */
+/* The micro-batches of a step, or some of them: the same number on all ranks, with the same sizes within a
+ * replica. */
 struct rk_train_work {
     int64_t count;
-    bool is_last; /* nothing but rk_train_step follows; is_last of the micro-batches is not looked at */
-    /* Fills in the i-th one. What it points to is used before the function is called again. With a pipeline
-     * it is called more than once for each, in any order. The loss function is called for the one that is
-     * bound, in order, on the ranks that have the head: the last stage. */
+    bool is_last; /* only rk_train_step follows; is_last of the micro-batches is ignored */
+    /* Fills in the i-th micro-batch. Its pointers are used only until the next call. With a pipeline it is
+     * called more than once for each, in any order. The loss function is called for the bound micro-batch, in
+     * order, on the ranks that have the head: the last stage. */
     struct rk_status *(*bind)(void *user, int64_t i, struct rk_train_micro *micro);
-    /* May be NULL. Called twice for every step of this rank: when the stream has waited for what the step
-     * receives, and, with is_done, when the step has given the stream all of its work. */
+    /* May be NULL. Called twice for every step of this rank: when the stream has waited for the tensors that
+     * the step receives, and, with is_done, when all work of the step is enqueued. */
     struct rk_status *(*on_step)(void *user, struct rk_pipeline_step step, bool is_done);
     void *user;
 };
-/* Collective: rk_train_micro_batch of each; the stages of a pipeline run several at the same time, in the
- * order of its schedule (base/rk_pipeline.h). INVALID_ARGUMENT for a number of them that an interleaved
- * schedule cannot run. CANCELLED on all ranks, with the gradients lost, where the hooks of a stage said so.
+/* Collective: rk_train_micro_batch of each; the stages of a pipeline overlap several, in the order of its
+ * schedule (base/rk_pipeline.h). INVALID_ARGUMENT for a number of micro-batches that an interleaved schedule
+ * does not support. CANCELLED on all ranks, with the gradients lost, when the hooks of a stage ask to stop.
  */
 struct rk_status *rk_train_micro_batches(struct rk_model *model,
                                          const struct rk_train_work *work) RK_NODISCARD;
@@ -111,18 +114,17 @@ struct rk_step_stats {
     double grad_norm; /* before clipping, over the whole model */
     double lr;
     bool was_skipped; /* non-finite gradients: nothing was applied */
-    bool has_begun;   /* the update of the parameters: where the step fails they may be mixed */
+    bool has_begun;   /* the update of the parameters has begun: after a failure they may be inconsistent */
 };
-/* Reduces, clips, updates, spreads the new parameters, raises weight_version. ABORTED (reason NON_FINITE)
- * after 5 skipped steps in a row. */
+/* Reduces and clips gradients, updates, all-gathers the parameters, increments weight_version. ABORTED
+ * (reason NON_FINITE) after 5 skipped steps in a row. */
 struct rk_status *rk_train_step(struct rk_model *model, struct rk_step_stats *stats) RK_NODISCARD;
-/* The same with what `config` says of lr (the schedule is not asked), betas, eps, weight_decay and clip_grad.
- */
+/* The same with lr (instead of the schedule's), betas, eps, weight_decay and clip_grad from `config`. */
 struct rk_status *rk_train_step_with(struct rk_model *model, const struct rk_optim_config *config,
                                      struct rk_step_stats *stats) RK_NODISCARD;
-/* What rk_train_step makes its next step with: the configuration, and the schedule's rate as its lr. */
+/* The configuration of the next rk_train_step, with the schedule's rate as its lr. */
 struct rk_optim_config rk_train_get_config(const struct rk_model *model);
-/* Frees gradients, masters and optimizer state: the model only serves from here on. */
+/* Frees gradients, masters and optimizer state: the model can no longer train. */
 void rk_train_disable(struct rk_model *model);
 void rk_train_advance_lr(struct rk_model *model);
 double rk_train_get_lr(const struct rk_model *model);
