@@ -1,12 +1,12 @@
-/* Continuous batching. There is no prefill phase and no decode phase: a sequence has tokens (prompt and what
- * was sampled) of which some are computed, and a step computes some of the rest. Running sequences come
- * first, in order of admission; then waiting requests are admitted in order, without skipping, while tokens
- * of the budget, a place and blocks for the longest possible response are left. All blocks of a sequence are
- * taken at admission, so none ever has to give way to another. Otherwise the rules of vLLM's V1 scheduler.
+/* Continuous batching. There are no separate prefill and decode phases: some of a sequence's tokens (prompt
+ * and sampled tokens) are computed, and a step computes some of the others. Running sequences come first, in
+ * order of admission; then waiting requests are admitted in order, without skipping, while token budget,
+ * slots and blocks for the longest possible response last. All blocks of a sequence are reserved at
+ * admission, so no sequence is ever preempted. Otherwise the rules of vLLM's V1 scheduler.
  *
- * A step may be planned before the tokens of the one before it are known. What is then unknown is only which
- * of them end a response: such a sequence is computed once more and the token dropped. That the longest
- * allowed response has been reached is known without looking. */
+ * A step may be planned before the tokens of the previous step are known. Then it is unknown which of them
+ * end a response: such a sequence is computed once more and the extra token is dropped. Reaching the maximum
+ * length is known without the tokens. */
 #include "engine/rollout/rollout_internal.h"
 
 #include "base/rk_assert.h"
@@ -82,7 +82,7 @@ const int32_t *rk_batcher_blocks(const struct rk_batcher *batcher, int32_t slot)
     return blocks_of(batcher, slot);
 }
 
-/* With what is pending; the last token may not have been seen. */
+/* Counts pending tokens too; the last tokens may not be known yet. */
 static bool is_complete(const struct rk_sequence *sequence)
 {
     return sequence->is_finished ||
@@ -118,7 +118,7 @@ static void plan_sequence(struct rk_batcher *batcher, struct rk_step_plan *plan,
     }
 }
 
-/* Gives the next waiting request a place and its blocks; false when there is none for it now. */
+/* Admits the next waiting request with a slot and all its blocks; false if it cannot be admitted now. */
 static bool admit(struct rk_batcher *batcher)
 {
     const struct rk_rollout_request *request = &batcher->requests[batcher->num_admitted];

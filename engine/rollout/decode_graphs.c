@@ -4,25 +4,26 @@
 #include "base/rk_assert.h"
 #include "base/rk_log.h"
 
-/* Graphs of one number of rows. A generation is that of the step arena: with another one, equal steps have
- * other addresses. */
+/* The graph of one number of rows. `generation` is that of the step arena: in another generation equal steps
+ * use other addresses. */
 struct rk_decode_graph {
     int32_t num_rows;
     struct rk_comm_graph *graph; /* NULL: not recorded */
-    uint64_t generation;         /* of the graph; without one, of the last step that allocated nothing */
+    uint64_t generation;         /* of the graph; without a graph, of the last step without allocations */
     bool is_warm;                /* there was such a step */
 };
 
-/* What has to become free before graphs are recorded again after memory had run out: they take some MiB each,
- * and what is free is never quite the same. */
+/* Increase of free memory after which graphs are recorded again when memory had run out: a graph takes some
+ * MiB, and free memory fluctuates. */
 #define RETRY_BYTES ((uint64_t)64 << 20)
 
-/* There are 74 for 2^16 sequences, the most that rk_rollout_create takes. */
+/* 2^16 sequences, the maximum of rk_rollout_create, have 74 sizes. */
 #define MAX_NUM_SIZES 80
 _Static_assert((2 * MAX_NUM_SIZES + 1) * sizeof(int32_t) <= RK_AGREE_BYTES,
-               "ranks compare all sizes at once");
+               "ranks compare all sizes in one call");
 
-/* Every graph takes device memory, some MiB: steps of an eighth keep them few where many sequences run. */
+/* Every graph takes some MiB of device memory: steps of an eighth limit their number when many sequences
+ * run. */
 static int32_t next_size(int32_t num_rows)
 {
     if (num_rows < 8)
@@ -121,8 +122,8 @@ static void forget(struct rk_decode_graph *size)
     size->is_warm = false;
 }
 
-/* A graph for which the device has no memory left is no failure: the step runs without, and so do all that
- * have none yet, until there is more. */
+/* Failing to allocate a graph is not an error: this step and all sizes without a graph run eagerly until more
+ * memory is free. */
 static struct rk_status *try_to_record(struct rk_decode_graphs *graphs, struct rk_decode_graph *size,
                                        rk_enqueue_fn_t enqueue, void *user)
 {
@@ -137,7 +138,7 @@ static struct rk_status *try_to_record(struct rk_decode_graphs *graphs, struct r
     return NULL;
 }
 
-/* What a step of this size would do now. */
+/* What a step of this size does next. */
 typedef enum size_state { RUNS_EAGERLY, IS_RECORDED_NEXT, IS_LAUNCHED } size_state_t;
 
 static size_state_t state_of(const struct rk_decode_graphs *graphs, const struct rk_decode_graph *size)
@@ -168,14 +169,14 @@ struct rk_status *rk_decode_graphs_agree(struct rk_decode_graphs *graphs)
     RK_TRY(rk_model_min(graphs->model, RK_GROUP_TP, values, 2 * graphs->num_sizes + 1));
     for (int32_t i = 0; i < graphs->num_sizes; i++) {
         if (lowest[i] != -highest[i])
-            forget(&graphs->graphs[i]); /* the stream has passed it: it was waited for */
+            forget(&graphs->graphs[i]); /* safe: the stream was synchronised */
     }
     graphs->is_full = *fullest < 0;
     return NULL;
 }
 
-/* A graph whose addresses are no longer those of a step, or whose communicator is gone. Rare: memory has
- * grown, or a rank was lost. */
+/* Drops graphs whose addresses are no longer those of a step, or whose communicator was destroyed. Rare:
+ * memory has grown, or a rank was lost. */
 static struct rk_status *drop_stale(struct rk_decode_graphs *graphs, struct rk_decode_graph *size)
 {
     if (!size->graph || state_of(graphs, size) == IS_LAUNCHED)

@@ -1,5 +1,6 @@
-/* The paged cache: a pool of blocks of RK_KV_BLOCK_TOKENS tokens, and the device memory behind it. One
- * allocation holds what all layers declare (struct rk_cache_decl); it is made once, so that addresses stay.
+/* The paged cache: a pool of blocks of RK_KV_BLOCK_TOKENS tokens, and their device memory. One allocation
+ * holds the tensors that all layers declare (struct rk_cache_decl); it is made once, so addresses do not
+ * change.
  */
 #include "engine/rollout/rollout_internal.h"
 
@@ -9,7 +10,7 @@
 #include "base/rk_assert.h"
 #include "engine/model/model_internal.h"
 
-/* What rk_device_alloc promises, for every tensor. */
+/* Alignment that rk_device_alloc guarantees, used for every tensor. */
 #define CACHE_ALIGN_BYTES 256
 
 struct rk_status *rk_block_pool_init(struct rk_block_pool *pool, struct rk_arena *arena, int32_t num_blocks)
@@ -52,7 +53,7 @@ static struct rk_status *too_large(int32_t num_blocks)
     return RK_FAIL(RK_RESOURCE_EXHAUSTED, "a KV cache of %d blocks does not fit into memory", num_blocks);
 }
 
-/* A multiple of what kernels load at a time. */
+/* Rounds up to a multiple of the kernels' load size. */
 static bool tensor_bytes(size_t *out, const struct rk_cache_decl *decl, rk_dtype_t dtype, int32_t num_blocks)
 {
     if (!rk_mul_size((size_t)num_blocks * RK_KV_BLOCK_TOKENS, (size_t)rk_cache_bytes(decl, dtype), out) ||
@@ -62,7 +63,7 @@ static bool tensor_bytes(size_t *out, const struct rk_cache_decl *decl, rk_dtype
     return true;
 }
 
-/* Lays the tensors of all blocks out one behind the other; tensors NULL: only adds up memory_bytes. */
+/* Lays out the tensors of all blocks one after another; with tensors NULL only computes memory_bytes. */
 static struct rk_status *lay_out(struct rk_kv_cache *cache, int32_t num_blocks)
 {
     const struct rk_model_core *core = cache->model->core;

@@ -1,10 +1,10 @@
 /* The step loop: plan, write the flattened inputs, run the model, sample on the device, append.
  *
- * On a device that runs beside the host a step is enqueued before the tokens of the one before it have been
- * read: it takes them on the device (rk_next_tokens). The host sees one step late which of them ended a
- * response, and drops what such a sequence sampled after it. What a sequence yields is the same either way,
- * since neither its numbers nor its noise depend on what else is in a step. All memory is taken at creation.
- * Start reading at rk_rollout_generate. */
+ * On an asynchronous device a step is enqueued before the host has read the tokens of the previous step: it
+ * takes them on the device (rk_next_tokens). The host learns one step late which of them ended a response,
+ * and drops the token that such a sequence sampled afterwards. Results do not change, because neither logits
+ * nor noise of a sequence depend on the other sequences in a step. All memory is allocated at creation. Entry
+ * point: rk_rollout_generate. */
 #include "engine/rollout/rollout_internal.h"
 
 #include <math.h>
@@ -14,29 +14,29 @@
 #include "base/rk_assert.h"
 #include "kernels/rk_kernels.h"
 
-#define STEPS_PER_CANCEL_CHECK 16 /* a check is a collective */
+#define STEPS_PER_CANCEL_CHECK 16 /* each check is a collective */
 #define ARENA_BLOCK_BYTES      (64 << 10)
-#define MAX_NUM_SEQS           65536 /* keeps counts of blocks and bytes of staging far from overflow */
+#define MAX_NUM_SEQS           65536 /* prevents overflow of block counts and staging bytes */
 
-/* Of a step on its way. */
+/* A step in flight. */
 struct step {
     struct rk_step_plan plan;
-    struct rk_event *done; /* its tokens have reached the host */
-    char *tokens;          /* pinned: what it has sampled, [rows] tokens (I32), then log-probs (F32) */
-    int32_t num_rows;      /* of logits, with padding */
+    struct rk_event *done; /* recorded after the copy of its tokens to the host */
+    char *tokens;          /* pinned: sampled tokens [rows] (I32), followed by log-probs (F32) */
+    int32_t num_rows;      /* rows of logits, with padding */
 };
 
 struct rk_rollout {
     struct rk_model *model;          /* borrowed */
-    struct rk_arena *arena;          /* owned: host memory of the parts below */
+    struct rk_arena *arena;          /* owned: host memory of the members below */
     struct rk_rollout_config config; /* complete */
     struct rk_block_pool pool;
     struct rk_kv_cache cache;
     struct rk_batcher batcher;
     struct rk_step_inputs inputs;
     struct rk_decode_graphs graphs;
-    void *sampled;                       /* device: what the last step has sampled, as in struct step */
-    struct step steps[2];                /* the one being read and the one on its way, by turns */
+    void *sampled;                       /* device: result of the last step, as in struct step */
+    struct step steps[2];                /* the step being read and the step in flight, alternating */
     const struct rk_engine_hooks *hooks; /* of the running call; NULL when there are none */
     bool is_pipelined;
 };
@@ -54,7 +54,7 @@ static struct rk_status *complete_config(struct rk_rollout_config *config, const
         config->max_model_len = max_position;
     if (config->max_model_len < 2 || config->max_model_len > max_position)
         return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "rollout.max_model_len=%lld: the model takes from 2 to %lld tokens",
+                       "rollout.max_model_len=%lld: expected 2 to %lld, the limit of the model",
                        (long long)config->max_model_len, (long long)max_position);
     if (config->max_num_seqs < 1 || config->max_num_seqs > MAX_NUM_SEQS)
         return RK_FAIL(RK_INVALID_ARGUMENT, "rollout.max_num_seqs=%d: expected a number from 1 to %d",
@@ -81,20 +81,20 @@ static struct rk_status *complete_blocks(struct rk_rollout_config *config)
                        config->max_num_seqs, (long long)config->max_model_len);
     if (num_blocks < 1 + per_seq)
         return RK_FAIL(RK_RESOURCE_EXHAUSTED,
-                       "a KV cache of %lld blocks does not hold one sequence of rollout.max_model_len=%lld "
-                       "tokens, which needs %lld",
+                       "a KV cache of %lld blocks does not fit one sequence of rollout.max_model_len=%lld "
+                       "tokens, expected at least %lld blocks",
                        (long long)num_blocks, (long long)config->max_model_len, (long long)(1 + per_seq));
     config->num_blocks = (int32_t)num_blocks;
     return NULL;
 }
 
-/* Most that a step samples. */
+/* Maximum size of a step's results. */
 static size_t bytes_sampled(const struct rk_rollout *rollout)
 {
     return (size_t)rollout->config.max_num_seqs * (sizeof(int32_t) + sizeof(float));
 }
 
-/* Where what steps sample goes. */
+/* Allocates the results of steps. */
 static struct rk_status *init_steps(struct rk_rollout *rollout)
 {
     struct rk_device *device = device_of(rollout);
@@ -237,14 +237,14 @@ struct rk_status *rk_rollout_check(const struct rk_rollout *rollout, const struc
     return NULL;
 }
 
-/* A step to be enqueued, or recorded. */
+/* Arguments of a step to be enqueued or recorded. */
 struct model_step {
     struct rk_rollout *rollout;
     struct rk_step_device inputs;
 };
 
-/* Samples one token a row of logits. Rank 0 of tp decides: equal logits do not make equal choices on hosts
- * whose math libraries differ. */
+/* Samples one token per row of logits. Rank 0 of tp broadcasts: equal logits may sample different tokens on
+ * hosts with different math libraries. */
 static struct rk_status *sample(struct rk_rollout *rollout, rk_tensor_t logits,
                                 const struct rk_sample_params *params)
 {
@@ -265,7 +265,7 @@ static struct rk_status *sample(struct rk_rollout *rollout, rk_tensor_t logits,
     return rk_comm_broadcast(tp, stream, rk_tensor_1d(tokens, RK_DTYPE_U8, (int64_t)bytes), 0);
 }
 
-/* From the inputs on the device to the sampled tokens there. */
+/* Enqueues model and sampling: from the inputs on the device to the sampled tokens on the device. */
 static struct rk_status *enqueue_model(void *user)
 {
     struct model_step *step = user;
@@ -284,13 +284,13 @@ static struct rk_status *enqueue_model(void *user)
     return paged->num_logits > 0 ? sample(rollout, logits, step->inputs.params) : NULL;
 }
 
-/* All its entries are the next tokens of responses. */
+/* Whether every entry computes one token and samples. */
 static bool is_decode(const struct rk_step_plan *plan)
 {
     return plan->num_tokens == plan->num_entries && plan->num_samples == plan->num_entries;
 }
 
-/* Enqueues the planned step, up to the copy of its tokens to the host. */
+/* Enqueues the planned step, including the copy of its tokens to the host. */
 static struct rk_status *enqueue_step(struct rk_rollout *rollout, struct step *step)
 {
     struct rk_stream *stream = rk_model_stream(rollout->model);
@@ -331,8 +331,8 @@ static struct rk_status *read_step(struct rk_rollout *rollout, const struct step
     return NULL;
 }
 
-/* Plans and enqueues the next step, if there is anything to do before *pending has been read; then reads
- * *pending, which this step takes the place of. Not pipelined: reads it at once. */
+/* Plans and enqueues the next step if there is one that does not need *pending to be read; then reads
+ * *pending, which the new step replaces. Not pipelined: reads the new step at once. */
 static struct rk_status *advance(struct rk_rollout *rollout, struct step **pending)
 {
     struct step *before = *pending, *step = &rollout->steps[before == &rollout->steps[0] ? 1 : 0];
@@ -378,7 +378,7 @@ struct rk_status *rk_rollout_generate(struct rk_rollout *rollout, const struct r
                                (uint64_t)num_requests);
     }
 out:
-    if (st) /* nothing on its way may write to what the next call uses */
+    if (st) /* no step in flight may write to memory of the next call */
         st = rk_status_first(st, rk_stream_sync(stream));
     rk_batcher_end(batcher);
     rollout->hooks = NULL;

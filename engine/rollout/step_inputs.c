@@ -1,6 +1,6 @@
-/* The flattened inputs of a step. Arrays are laid out one after the other for what the step has, so a step
- * with the same numbers of tokens, sequences and logits finds them at the same addresses, which is what lets
- * a decode step be recorded. */
+/* The flattened inputs of a step. Arrays are laid out one after another at the step's actual sizes, so steps
+ * with the same numbers of tokens, sequences and logits have the same addresses, which a recorded decode step
+ * requires. */
 #include "engine/rollout/rollout_internal.h"
 
 #include <string.h>
@@ -16,7 +16,7 @@ static size_t table_bytes(const struct rk_batcher *batcher)
     return (size_t)batcher->max_num_seqs * (size_t)batcher->max_blocks * sizeof(int32_t);
 }
 
-/* tokens, source, positions, slots; cu_q, seq_lens, logits_index; parameters */
+/* Upper bound of: tokens, source, positions, slots; cu_q, seq_lens, logits_index; sampling parameters. */
 static size_t most_bytes(const struct rk_batcher *batcher)
 {
     size_t num_seqs = (size_t)batcher->max_num_seqs;
@@ -74,7 +74,7 @@ void rk_step_inputs_fini(struct rk_step_inputs *inputs)
     *inputs = (struct rk_step_inputs){0};
 }
 
-/* Room for `bytes`: where to write on the host; *device is where the kernels will find it. */
+/* Allocates `bytes`: returns the host address; *device is the device address. */
 static void *take(struct rk_step_inputs *inputs, size_t bytes, void **device)
 {
     void *host = inputs->host[inputs->turn] + inputs->used;
@@ -94,7 +94,7 @@ static int32_t *take_i32(struct rk_step_inputs *inputs, int64_t count, rk_tensor
     return host;
 }
 
-/* A step that is being written: the plan's entries, then rows of padding of one token each. */
+/* The step being written: the plan's entries, followed by rows of padding of one token each. */
 struct writer {
     struct rk_step_inputs *inputs;
     const struct rk_batcher *batcher;
@@ -104,7 +104,7 @@ struct writer {
     struct rk_step_device *out;
 };
 
-/* Tokens, positions and slots of every planned token, and where unknown tokens come from. */
+/* Writes tokens, positions and slots of every planned token, and the source rows of unknown tokens. */
 static void write_tokens(const struct writer *w)
 {
     struct rk_paged_step *step = &w->out->paged;
@@ -132,8 +132,8 @@ static void write_tokens(const struct writer *w)
     }
 }
 
-/* Prefix sums and lengths of the sequences, and which rows give logits. A row of padding sees one key of the
- * null block. */
+/* Writes prefix sums and lengths of the sequences, and the rows with logits. A row of padding attends to one
+ * key of the null block. */
 static void write_sequences(const struct writer *w)
 {
     struct rk_paged_step *step = &w->out->paged;
@@ -156,7 +156,8 @@ static void write_sequences(const struct writer *w)
     RK_ASSERT(num_logits == w->num_logits);
 }
 
-/* One row of parameters a row of logits. The chosen token's position is the number of tokens before it. */
+/* Writes one row of sampling parameters per row of logits. The position of the sampled token is the number of
+ * tokens before it. */
 static void write_params(const struct writer *w)
 {
     void *device;
@@ -187,8 +188,8 @@ static int64_t serial_of_row(const struct writer *w, int32_t row)
     return row < w->plan->num_entries ? w->batcher->sequences[w->plan->entries[row].slot].serial : 0;
 }
 
-/* Every row anew, when one of them belongs to another sequence than on the device. Behind its sequence's
- * blocks a row has the null block up to `width`; further on it keeps old values, which are not read. */
+/* Rewrites all rows when one of them belongs to a different sequence than on the device. After its sequence's
+ * blocks a row has null blocks up to `width`; beyond `width` old values remain, which are not read. */
 static struct rk_status *write_table(const struct writer *w, struct rk_stream *stream, int32_t width)
 {
     struct rk_step_inputs *inputs = w->inputs;
@@ -216,7 +217,7 @@ static struct rk_status *write_table(const struct writer *w, struct rk_stream *s
     return rk_stream_copy(stream, inputs->table, table, (size_t)w->num_seqs * row_bytes, RK_COPY_H2D);
 }
 
-/* Blocks of the longest sequence of the plan. */
+/* Number of blocks of the longest sequence in the plan. */
 static int32_t widest(const struct writer *w)
 {
     int32_t width = 1;

@@ -44,10 +44,9 @@ struct rk_status *rk_movable_reserve(struct rk_movable *movable)
     if (!movable->is_range || movable->host)
         return NULL;
     free_bytes = rk_host_free_bytes("");
-    /* To pin more than there is would take the host's memory from everybody before it fails. */
+    /* Check first: pinning more than is free would exhaust the host's memory before it fails. */
     if (RK_FAULT("offload.host") || movable->bytes > free_bytes)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED,
-                       "%s: %zu bytes of host memory wanted for what leaves the device, %llu free",
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%s: offloading needs %zu bytes of host memory, %llu free",
                        movable->what, movable->bytes, (unsigned long long)free_bytes);
     return rk_device_host_alloc(movable->device, &movable->host, movable->bytes, movable->what);
 }

@@ -1,48 +1,48 @@
-/* Private to engine/: a flat buffer of device memory whose contents can wait in host memory. */
+/* Private to engine/: a flat buffer of device memory that can be offloaded to host memory. */
 #ifndef RK_MOVABLE_INTERNAL_H
 #define RK_MOVABLE_INTERNAL_H
 
 #include "kernels/rk_device.h"
 
-/* One that may leave the device lies in an address range, so that it comes back to its addresses. Another is
- * plain memory: ranges are whole granules, of which a small model would waste most. The caller
- * of create owns it; engine thread. */
+/* A buffer that can be offloaded is in an address range, so that it returns to its addresses. Other buffers
+ * are plain memory: ranges consist of whole granules, of which a small model would waste most. The caller of
+ * create owns it; engine thread only. */
 struct rk_movable {
     /* Fixed after create. */
     struct rk_device *device;
-    const char *what; /* literal, for messages */
-    void *data;       /* the address; NULL: there is no buffer */
-    size_t bytes;     /* of the contents */
+    const char *what; /* literal, name for messages */
+    void *data;       /* the address; NULL: no buffer */
+    size_t bytes;     /* size of the contents */
     bool is_range;
     /* What moves. */
-    void *host;    /* pinned memory of `bytes`; NULL until it is reserved, then kept */
-    bool is_away;  /* has left the device */
-    bool has_copy; /* host holds the contents: nothing was written since they left last */
+    void *host;    /* pinned memory of `bytes`; NULL until reserved, then kept */
+    bool is_away;  /* is offloaded */
+    bool has_copy; /* host holds the contents: not modified since the last offload */
 };
 
-/* Zeroed. RESOURCE_EXHAUSTED; UNIMPLEMENTED where it may leave a device without ranges. */
+/* Zeroed. RESOURCE_EXHAUSTED; UNIMPLEMENTED for an offloadable buffer on a device without address ranges. */
 struct rk_status *rk_movable_create(struct rk_movable *out, struct rk_device *device, size_t bytes,
                                     bool may_leave, const char *what) RK_NODISCARD;
 void rk_movable_fini(struct rk_movable *movable); /* of zeros: a no-op */
-/* Device memory that it takes, and that it takes when it has not left. */
+/* Device memory that it holds now, and that it holds when not offloaded. */
 uint64_t rk_movable_held_bytes(const struct rk_movable *movable);
 uint64_t rk_movable_full_bytes(const struct rk_movable *movable);
 
-/* Takes the host memory of the copy; nothing when there is some. RESOURCE_EXHAUSTED. */
+/* Allocates the host memory of the copy unless allocated. RESOURCE_EXHAUSTED. */
 struct rk_status *rk_movable_reserve(struct rk_movable *movable) RK_NODISCARD;
 
-/* Whether it can leave now. */
+/* Whether it can be offloaded now. */
 static inline bool rk_movable_can_leave(const struct rk_movable *movable)
 {
     return movable->is_range && !movable->is_away;
 }
 /* Enqueues the copy to the host, which must have been reserved. */
 struct rk_status *rk_movable_copy_out(struct rk_movable *movable, struct rk_stream *stream) RK_NODISCARD;
-/* Gives the device memory back. Every stream must have passed what uses it, and the copy. `has_copy`: the
- * host has the contents; otherwise they are lost. */
+/* Releases the device memory. All streams must have completed its uses and the copy. `has_copy`: the host has
+ * the contents; otherwise they are lost. */
 struct rk_status *rk_movable_leave(struct rk_movable *movable, bool has_copy) RK_NODISCARD;
-/* Takes the device memory again and enqueues the copy back, or leaves it zeroed; nothing when it has not
- * left. RESOURCE_EXHAUSTED: it is still away. */
+/* Allocates the device memory again and enqueues the copy back, or zeroes it if there is no copy; no-op if
+ * not offloaded. RESOURCE_EXHAUSTED: it is still offloaded. */
 struct rk_status *rk_movable_come_back(struct rk_movable *movable, struct rk_stream *stream) RK_NODISCARD;
 
 #endif

@@ -6,7 +6,7 @@
 #include "base/rk_array.h"
 #include "base/rk_assert.h"
 
-/* Of every tensor: what device memory is aligned to, and enough for vector loads of any backend. */
+/* Alignment of every tensor: that of device memory, sufficient for vector loads of all backends. */
 #define ALIGN_BYTES 256
 
 struct block {
@@ -14,14 +14,14 @@ struct block {
     size_t capacity_bytes, used_bytes;
 };
 
-/* Memory of one kind, handed out by bumping a pointer. */
+/* Bump allocator for one kind of memory. */
 struct pool {
     const char *what; /* for messages */
     bool is_host;
     RK_ARRAY(struct block) blocks;
-    int64_t current; /* block that memory is taken from; later ones are empty */
+    int64_t current; /* block that allocations come from; later blocks are empty */
     size_t live_bytes;
-    size_t reserved_bytes; /* the first block is at least this large */
+    size_t reserved_bytes; /* minimum size of the first block */
     struct rk_step_pool_stats stats;
 };
 
@@ -80,7 +80,7 @@ static void release(struct pool *pool, struct rk_step_mark mark)
 static void reset(struct rk_device *device, struct pool *pool)
 {
     if (pool->blocks.count > 1)
-        free_blocks(device, pool); /* what is taken next makes one block of the peak's size */
+        free_blocks(device, pool); /* the next allocation makes one block of the peak size */
     release(pool, (struct rk_step_mark){0});
 }
 
@@ -103,7 +103,7 @@ static struct rk_status *alloc_block(struct rk_device *device, const struct pool
     return NULL;
 }
 
-/* A block of the largest of these sizes, which fall, that there is memory for. */
+/* Allocates a block of the first of these descending sizes for which there is memory. */
 static struct rk_status *alloc_largest(struct rk_device *device, const struct pool *pool, struct block *block,
                                        const size_t *sizes, size_t num_sizes)
 {
@@ -121,9 +121,9 @@ static struct rk_status *alloc_largest(struct rk_device *device, const struct po
     return st;
 }
 
-/* A further block. The first one is made as large as anything that was needed before, or at least as what is
- * reserved, when there is memory for it: a pass that was too large must not cost the others their block.
- * Later ones are only as large as their tensor or half of what there is, since they are replaced soon. */
+/* Adds a block. The first one has the peak size so far, or at least the reserved size, if there is memory for
+ * it: after a pass that was too large, later passes must still get their block. Later blocks have only the
+ * size of their tensor or half of the total, because they are replaced soon. */
 static struct rk_status *add_block(struct rk_device *device, struct pool *pool, size_t bytes)
 {
     bool is_first = pool->blocks.count == 0;
@@ -158,7 +158,7 @@ static struct rk_status *take(struct rk_device *device, struct pool *pool, size_
     return NULL;
 }
 
-/* Makes one block of `bytes` the only one, unless it is there already. */
+/* Makes one block of `bytes` the only block, unless it is already. */
 static struct rk_status *reserve(struct rk_device *device, struct pool *pool, size_t bytes)
 {
     RK_ASSERT(pool->live_bytes == 0);
@@ -210,8 +210,8 @@ struct rk_step_arena_stats rk_step_arena_stats(const struct rk_step_arena *arena
     return (struct rk_step_arena_stats){.tensors = arena->tensors.stats, .staging = arena->staging.stats};
 }
 
-/* Gives `t`, which has a shape but no memory, its memory: one row at least, so that column views of tensors
- * without rows are distinct too. */
+/* Allocates memory for `t`, which has a shape but no memory: at least one row, so that column views of
+ * tensors without rows have distinct addresses. */
 static struct rk_status *take_tensor(struct rk_step_arena *arena, rk_tensor_t *out, rk_tensor_t t)
 {
     size_t row_bytes = (size_t)rk_tensor_row_elements(t) * rk_dtype_bytes(t.dtype);

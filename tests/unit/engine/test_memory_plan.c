@@ -689,8 +689,9 @@ static void test_plan_bad_arguments_are_refused(void **state)
     assert_fails(rk_memory_plan_make(&plan, &desc), RK_INVALID_ARGUMENT, "a micro-batch of 1099511627776");
     desc.limits.log_prob_tokens = 0;
     desc.rollout = &rollout;
-    assert_fails(rk_memory_plan_make(&plan, &desc), RK_RESOURCE_EXHAUSTED,
-                 "5 blocks does not hold one sequence of rollout.max_model_len=128 tokens, which needs 9");
+    assert_fails(
+        rk_memory_plan_make(&plan, &desc), RK_RESOURCE_EXHAUSTED,
+        "5 blocks does not fit one sequence of rollout.max_model_len=128 tokens, expected at least 9");
     rk_json_free(config);
     rk_mesh_destroy(mesh);
 }

@@ -59,7 +59,7 @@ static void test_init_model_beyond_device_memory_fails(void **state)
     } cases[] = {
         {"rollout", "{\"share_weights_of\": \"actor\", \"rollout.max_num_seqs\": 512}",
          "largest: kv_cache; in all:"},
-        {"rollout", "{" ROLLOUT ", \"rollout.gpu_memory_utilization\": 0.01}", "does not hold one sequence"},
+        {"rollout", "{" ROLLOUT ", \"rollout.gpu_memory_utilization\": 0.01}", "KV cache"},
     };
     struct rk_worker_snapshot before, after;
     struct test_cluster cluster;

@@ -469,7 +469,7 @@ static void test_without_host_memory_the_call_is_refused(void **state)
     (void)state;
     open_limited(&cluster, LIMIT_BYTES);
     assert_int_equal(setenv("RANKD_FAULTS", "offload.host=fail@2", 1), 0);
-    assert_fails(init(&cluster, "actor"), RK_RESOURCE_EXHAUSTED, "bytes of host memory wanted");
+    assert_fails(init(&cluster, "actor"), RK_RESOURCE_EXHAUSTED, "bytes of host memory");
     assert_ok(init(&cluster, "actor"));
     assert_int_equal(setenv("RANKD_FAULTS", "offload.host=fail", 1), 0);
     rows = make_rows(1);
