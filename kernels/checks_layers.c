@@ -25,7 +25,7 @@ int64_t rk_check_gemm(struct rk_check *check, const struct rk_gemm_args *args)
     return m * n;
 }
 
-/* Accumulated gradients are kept in F32 or in the dtype of what flows in. */
+/* Accumulated gradients have F32 or the dtype of the incoming gradient. */
 static void expect_gradient(struct rk_check *check, const char *arg, rk_tensor_t t, rk_dtype_t dtype,
                             struct rk_dims dims)
 {
@@ -254,7 +254,7 @@ static void expect_prefix_sums(struct rk_check *check, const char *arg, rk_tenso
     rk_expect(check, t.shape[0] >= 1, "%s is empty, expected num_seqs + 1 elements", arg);
 }
 
-/* Both or neither. */
+/* k_begin and k_lens: both or neither. */
 static void expect_key_ranges(struct rk_check *check, const struct rk_attn_varlen_args *args)
 {
     int64_t num_seqs = args->cu_seqlens.shape[0] - 1;
@@ -309,8 +309,8 @@ int64_t rk_check_attn_varlen_bwd(struct rk_check *check, const struct rk_attn_va
     return RK_MAX(num_tokens, num_keys); /* without queries, dk and dv become 0 */
 }
 
-/* [num_blocks, num_kv_heads, block_size, head_dim], and values, if any, [.., v_head_dim]; cache rows are
- * whole blocks, so they are contiguous. */
+/* k_cache is [num_blocks, num_kv_heads, block_size, head_dim], v_cache, if given, [.., v_head_dim]; cache
+ * rows are whole blocks, so they are contiguous. */
 static void expect_cache(struct rk_check *check, rk_tensor_t k_cache, rk_tensor_t v_cache, int64_t v_head_dim)
 {
     rk_expect_source(check, "k_cache", k_cache, 4);
@@ -364,9 +364,10 @@ int64_t rk_check_attn_paged(struct rk_check *check, const struct rk_attn_paged_a
     rk_expect_tensor(check, "k_cache", args->k_cache, dtype, RK_DIMS(cache[0], cache[1], cache[2], head_dim));
     expect_heads(check, args->q, args->out, cache[1]);
     rk_expect_tensor(check, "out", args->out, dtype, RK_DIMS(num_tokens, num_heads, v_head_dim));
-    rk_expect(check, args->v_cache.data || v_head_dim <= head_dim,
-              "out has v_head_dim=%lld, expected at most head_dim=%lld of k_cache, which has the values too",
-              (long long)v_head_dim, (long long)head_dim);
+    rk_expect(
+        check, args->v_cache.data || v_head_dim <= head_dim,
+        "out has v_head_dim=%lld, expected at most head_dim=%lld of k_cache, which also holds the values",
+        (long long)v_head_dim, (long long)head_dim);
     rk_expect_tensor(check, "seq_lens", args->seq_lens, RK_DTYPE_I32, RK_DIMS(num_seqs));
     rk_expect_tensor(check, "cu_q", args->cu_q, RK_DTYPE_I32, RK_DIMS(num_seqs + 1));
     rk_expect_tensor(check, "block_table", args->block_table, RK_DTYPE_I32,

@@ -1,7 +1,7 @@
 /* Argument checks of the operators that make up layers of experts. */
 #include "kernels/checks_internal.h"
 
-/* The largest number of groups, which a GPU counts in a block's shared memory. */
+/* Maximum number of groups: a GPU counts them in a block's shared memory. */
 #define MAX_GROUPS 1024
 
 static void expect_offsets(struct rk_check *check, rk_tensor_t offsets, int64_t num_groups)

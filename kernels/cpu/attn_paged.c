@@ -1,6 +1,6 @@
 /* The paged cache: writing keys and values into it, and attention of new tokens over it.
  *
- * Position p of a sequence lies in block block_table[p / block_size] at offset p % block_size. */
+ * Position p of a sequence is in block block_table[p / block_size] at offset p % block_size. */
 #include "kernels/cpu/attn_internal.h"
 
 #include <string.h>
@@ -39,7 +39,7 @@ struct rk_status *rk_cpu_kv_write(void *dev, void *stream, const struct rk_kv_wr
     return NULL;
 }
 
-/* What one sequence brings: its new queries, and the keys from the first one that any of them sees. */
+/* One sequence of the call: its new queries, and the keys from the first one that any query attends to. */
 struct paged_seq {
     int64_t first_query, num_queries; /* rows of q */
     int64_t length;                   /* keys in the cache */
@@ -59,7 +59,7 @@ static struct paged_seq seq_of(const struct rk_attn_paged_args *args, int64_t r)
     return seq;
 }
 
-/* Lengths and the blocks that will be read; blocks before the window may be gone. */
+/* Checks lengths and the blocks that are read; blocks before the window may have been freed. */
 static struct rk_status *check_seq(const struct rk_attn_paged_args *args, int64_t r)
 {
     int64_t block_size = args->k_cache.shape[2], most = args->block_table.shape[1] * block_size;

@@ -1,5 +1,5 @@
 /* Attention of one query row: all scores, their maximum, then exponentials, their sum and the weighted
- * values, each sum one chain in ascending key order. */
+ * values; each sum is sequential in ascending key order. */
 #include "base/rk_assert.h"
 #include "kernels/cpu/attn_internal.h"
 
@@ -45,7 +45,7 @@ double rk_attn_row(struct rk_attn *attn, int64_t begin, int64_t end)
     double max = -INFINITY, sum = 0.0;
 
     RK_ASSERT(begin < end);
-    /* Whole panels: the keys around [begin, end) are computed along and ignored. */
+    /* Whole panels: also computes the keys around [begin, end) and ignores them. */
     for (int64_t j = begin / RK_PANEL * RK_PANEL; j < end; j += RK_PANEL) {
         memset(scores + j, 0, RK_PANEL * sizeof(*scores));
         rk_panel_accumulate(scores + j, attn->query, attn->panels + j * attn->head_dim, attn->head_dim,

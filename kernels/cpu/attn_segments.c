@@ -1,4 +1,4 @@
-/* The sequences of packed attention: which rows of q are queries of one, and which rows of k its keys. */
+/* The sequences of packed attention: for each its rows of q and its rows of k. */
 #include "kernels/cpu/attn_internal.h"
 
 struct rk_attn_segment rk_attn_segment_of(const struct rk_attn_varlen_args *args, int64_t seq)
@@ -44,7 +44,7 @@ static struct rk_status *check_range(const char *op, const struct rk_attn_varlen
     return NULL;
 }
 
-/* Against all before it. */
+/* Compares with all earlier segments. */
 static struct rk_status *check_disjoint(const char *op, const struct rk_attn_varlen_args *args, int64_t seq)
 {
     struct rk_attn_segment own = rk_attn_segment_of(args, seq);

@@ -4,10 +4,10 @@
  *   dv_j = sum_i p_ij dout_i        ds_ij = scale * p_ij (dout_i.v_j - D_i)
  *   dk_j = sum_i ds_ij q_i          dq_i  = sum_j ds_ij k_j
  *
- * i and j are positions, as in attn_varlen.c. A task is one kv head of one segment: it alone writes dk and dv
- * of its keys, so no sum is shared between threads. It walks blocks of RK_PANEL queries, head after head; for
- * a block it walks the keys in tiles of RK_PANEL and recomputes the tile's p from lse, so nothing quadratic
- * is stored. */
+ * i and j are positions, as in attn_varlen.c. A task is one kv head of one segment: only it writes dk and dv
+ * of its keys, so no sum is shared between threads. It iterates over blocks of RK_PANEL queries, head after
+ * head, and for each block over tiles of RK_PANEL keys, whose p it recomputes from lse, so no quadratic
+ * memory is needed. */
 #include "kernels/cpu/attn_internal.h"
 
 #include <math.h>
@@ -25,7 +25,7 @@ struct task {
     double *v, *dv;                    /* [num_keys, padded_v_dim] */
     double *q, *dq;                    /* [RK_PANEL, padded_dim]: the block of queries */
     double *dout;                      /* [RK_PANEL, padded_v_dim] */
-    double *out;                       /* [padded_v_dim]: one of its results */
+    double *out;                       /* [padded_v_dim]: one output row of the forward pass */
     double *q_panel;                   /* [head_dim, RK_PANEL] */
     double *dout_panel;                /* [v_head_dim, RK_PANEL] */
     double lse[RK_PANEL], d[RK_PANEL]; /* of the block; D */
@@ -58,7 +58,7 @@ static void task_init(struct task *task, double *scratch)
 }
 
 /* Loads the queries of a head from the segment's i0-th on, as rows and as panels. Rows beyond `count` keep
- * the block before: what they give is multiplied by p = 0. */
+ * the previous block's values: their contribution is multiplied by p = 0. */
 static void load_block(struct task *task, int64_t head, int64_t i0, int64_t count)
 {
     const struct rk_attn_varlen_args *fwd = &task->args->fwd;
@@ -80,7 +80,7 @@ static void load_block(struct task *task, int64_t head, int64_t i0, int64_t coun
     memset(task->dq, 0, (size_t)(RK_PANEL * task->padded_dim) * sizeof(*task->dq));
 }
 
-/* p and ds of the queries from position i0 on against key j, zero where the key is not seen. */
+/* p and ds of the queries from position i0 on against key j, zero where the key is masked. */
 static void tile_row(const struct task *task, int64_t i0, int64_t count, int64_t j, double *p, double *ds)
 {
     const struct rk_attn_varlen_args *fwd = &task->args->fwd;
@@ -178,7 +178,7 @@ struct rk_status *rk_cpu_attn_varlen_bwd(void *dev, void *stream, const struct r
     RK_TRY(rk_attn_check_segments("attn_varlen_bwd", fwd, true));
     RK_TRY(rk_cpu_scratch_reserve(cpu,
                                   task_scratch(rk_attn_most_keys(fwd), fwd->q.shape[2], fwd->out.shape[2])));
-    if (fwd->k_begin.data) { /* keys that no segment has */
+    if (fwd->k_begin.data) { /* keys that are in no segment */
         zero_rows(args->dk);
         zero_rows(args->dv);
     }

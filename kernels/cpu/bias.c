@@ -1,7 +1,7 @@
 /* dbias[n] += sum_t dy[t, n], in ascending t, rounded once. */
 #include "kernels/cpu/cpu_internal.h"
 
-/* Columns that one task sums: wide enough to load rows in runs. */
+/* Columns that one task sums: wide enough for contiguous loads. */
 #define BLOCK 64
 
 static void sum_columns(const struct rk_bias_bwd_args *args, int64_t begin, int64_t count)

@@ -1,9 +1,10 @@
-/* Private to kernels/cpu/: the device handle, access to rows, and the vector primitive that the heavy
- * operators share.
+/* Private to kernels/cpu/: the device handle, access to rows, and the vector primitive of the
+ * compute-intensive operators.
  *
- * How an operator looks: it loads rows into f64 scratch, computes in f64 and stores, rounding once. So one
- * piece of code serves F16, BF16, F32 and F64, and a row's result depends on that row alone. Threads split
- * rows, heads or sequences, never a sum, so bits do not depend on their number either. */
+ * Every operator loads rows into f64 scratch memory, computes in f64, and rounds once when it stores. So the
+ * same code handles F16, BF16, F32 and F64, and a row's result depends on that row alone. Work is split over
+ * threads by rows, heads or sequences, never within a sum, so results do not depend on the number of
+ * threads. */
 #ifndef RK_CPU_INTERNAL_H
 #define RK_CPU_INTERNAL_H
 
@@ -11,7 +12,7 @@
 
 #include "kernels/rk_kernels.h"
 
-/* Owned by the engine thread. Scratch grows to what the largest call needed and stays. */
+/* Owned by the engine thread. Scratch memory grows to the maximum of all calls and is kept. */
 struct rk_cpu_device {
     int num_threads;
     double *scratch; /* num_threads * scratch_per_thread elements */
@@ -28,19 +29,20 @@ extern const struct rk_kernel_ops rk_cpu_kernel_ops;
 
 /* --- scratch (device_cpu.c) --- */
 
-/* Gives every thread `count` doubles, contents undefined. Ends the life of what earlier calls gave. */
+/* Gives every thread `count` doubles, uninitialized. Invalidates the scratch memory of earlier calls. */
 struct rk_status *rk_cpu_scratch_reserve(struct rk_cpu_device *dev, int64_t count) RK_NODISCARD;
-/* The calling thread's part. */
+/* The calling thread's scratch memory. */
 double *rk_cpu_scratch(const struct rk_cpu_device *dev);
 
-/* --- integers in tensors (indices.c): the backend must not read or write outside because of them --- */
+/* --- integers in tensors (indices.c): invalid values must not make the backend access memory out of bounds
+ * --- */
 
 struct rk_status *rk_cpu_check_range(const char *op, const char *arg, rk_tensor_t t, int64_t min,
                                      int64_t max) RK_NODISCARD;
-/* From 0 to `total`, non-decreasing; no step above `longest`. */
+/* Checks prefix sums: from 0 to `total`, non-decreasing, no step above `longest`. */
 struct rk_status *rk_cpu_check_prefix_sums(const char *op, const char *arg, rk_tensor_t t, int64_t total,
                                            int64_t longest) RK_NODISCARD;
-/* Offsets of groups of rows: from 0, non-decreasing, at most num_rows. */
+/* Checks offsets of groups of rows: from 0, non-decreasing, at most num_rows. */
 struct rk_status *rk_cpu_check_offsets(const char *op, rk_tensor_t offsets, int64_t num_rows) RK_NODISCARD;
 
 static inline const int32_t *rk_cpu_i32(rk_tensor_t t)
@@ -50,7 +52,7 @@ static inline const int32_t *rk_cpu_i32(rk_tensor_t t)
 
 /* --- rows --- */
 
-/* Address of element `col` of row `row`, the row seen as flat. */
+/* Address of element `col` of row `row`, with dimensions before the last flattened into rows. */
 static inline void *rk_cpu_at(rk_tensor_t t, int64_t row, int64_t col)
 {
     return (char *)t.data + (size_t)(row * t.row_stride + col) * rk_dtype_bytes(t.dtype);
@@ -76,8 +78,8 @@ static inline double rk_cpu_load_one(rk_tensor_t t, int64_t row, int64_t col)
 
 /* --- panels (panel.c) --- */
 
-/* Columns that are computed side by side: eight 128-bit registers of f64, so that the sums of a panel stay in
- * registers on the smallest x86-64. */
+/* Columns computed together: eight 128-bit registers of f64, so that the sums of a panel stay in registers on
+ * baseline x86-64. */
 #define RK_PANEL 16
 
 static inline int64_t rk_panel_round_up(int64_t count)
@@ -85,8 +87,8 @@ static inline int64_t rk_panel_round_up(int64_t count)
     return (count + RK_PANEL - 1) / RK_PANEL * RK_PANEL;
 }
 
-/* y[c] += sum_r w[r] * rows[r * row_len + c] for c < row_len, a multiple of RK_PANEL. Each y[c] is one chain
- * in ascending r: its bits do not depend on the columns beside it, nor on how r is split over calls. */
+/* y[c] += sum_r w[r] * rows[r * row_len + c] for c < row_len, a multiple of RK_PANEL. Each y[c] is a
+ * sequential sum in ascending r: it depends neither on the other columns nor on how r is split over calls. */
 void rk_panel_accumulate(double *y, const double *w, const double *rows, int64_t num_rows, int64_t row_len);
 /* panel[r * RK_PANEL + column] = values[r]. */
 void rk_panel_set_column(double *panel, int64_t column, const double *values, int64_t count);

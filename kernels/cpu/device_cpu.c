@@ -1,4 +1,4 @@
-/* The host as a device: memory from the heap, streams that run at once. */
+/* The host as a device: memory from the heap, streams that execute calls immediately. */
 #include "kernels/device_internal.h"
 
 #include "base/rk_alloc.h"
@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* What rk_device_alloc promises; also a multiple of any cache line and vector register. */
+/* Alignment that rk_device_alloc guarantees; also a multiple of any cache line and vector register. */
 #define ALIGNMENT 256
 
 static struct rk_status *cpu_open(void **out, int index, const struct rk_device_config *config)
@@ -52,7 +52,7 @@ static struct rk_status *cpu_get_info(void *handle, struct rk_device_info *out)
 
 _Static_assert(RK_DEVICE_DOMAIN_BYTES >= RK_HOST_MEMORY_DOMAIN_BYTES, "the name of the host's memory fits");
 
-/* What an allocation began as; it lies before the aligned address. */
+/* Original address of an allocation; stored before the aligned address. */
 struct heap_block {
     void *raw;
     size_t bytes;
@@ -65,7 +65,7 @@ static struct rk_status *cpu_alloc(void *handle, void **out, size_t bytes)
     char *aligned;
 
     if (!rk_add_size(bytes, ALIGNMENT + sizeof(block), &block.bytes))
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%zu bytes do not fit an address space", bytes);
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%zu bytes exceed the address space", bytes);
     RK_TRY(rk_try_alloc(&block.raw, block.bytes, "device memory"));
     aligned = (char *)rk_round_up((uintptr_t)block.raw + sizeof(block), ALIGNMENT);
     memcpy(aligned - sizeof(block), &block, sizeof(block));
@@ -84,7 +84,7 @@ static void cpu_free(void *handle, void *ptr)
     rk_free(block.raw);
 }
 
-/* Memory that was allocated and never written to is the host's still: it is not free for all that. */
+/* The host counts pages that were allocated and never written as free; they are not available. */
 static struct rk_status *cpu_get_free(void *handle, uint64_t *out_bytes)
 {
     const struct rk_cpu_device *dev = handle;
@@ -130,7 +130,7 @@ static struct rk_status *cpu_range_commit(void *handle, void *range, size_t byte
     return NULL;
 }
 
-/* The pages come back as zeros. */
+/* The next commit returns zeroed pages. */
 static struct rk_status *cpu_range_release(void *handle, void *range, size_t bytes)
 {
     struct rk_cpu_device *dev = handle;
@@ -147,7 +147,7 @@ static void cpu_range_free(void *handle, void *range, size_t bytes)
     (void)munmap(range, bytes);
 }
 
-/* Streams have no state: every call has ended when it returns. The handle is the device's, only to be
+/* Streams have no state: every call is complete when it returns. The handle is the device's, only to be
  * non-NULL. */
 static struct rk_status *cpu_stream_create(void *handle, void **out, const char *name)
 {
@@ -193,7 +193,7 @@ struct rk_status *rk_cpu_scratch_reserve(struct rk_cpu_device *dev, int64_t coun
     void *grown;
 
     RK_ASSERT(count >= 0);
-    count = RK_MAX(count, 1); /* so that there is memory to point to */
+    count = RK_MAX(count, 1); /* so that the pointer is not NULL */
     if (count <= dev->scratch_per_thread)
         return NULL;
     if (!rk_mul_size((size_t)count, sizeof(double), &bytes) ||

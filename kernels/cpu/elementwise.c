@@ -1,10 +1,10 @@
-/* Passes over flat memory: axpby, sum of squares, AdamW. Work is cut into blocks of a fixed size, whatever
- * the number of threads. */
+/* Passes over flat memory: axpby, sum of squares, AdamW. Work is split into blocks of a fixed size,
+ * independent of the number of threads. */
 #include "kernels/cpu/cpu_internal.h"
 
 #include <math.h>
 
-/* Elements of a block: its f64 copies fit the first-level cache. */
+/* Elements of a block: its f64 copies fit the L1 cache. */
 #define BLOCK 1024
 
 struct rk_status *rk_cpu_axpby(void *dev, void *stream, const struct rk_axpby_args *args)
@@ -96,7 +96,7 @@ struct rk_status *rk_cpu_adamw(void *dev, void *stream, const struct rk_adamw_ar
         rk_cpu_store(args->m, 0, begin, m, n);
         rk_cpu_store(args->v, 0, begin, v, n);
         rk_cpu_store(args->master, 0, begin, w, n);
-        /* The parameter is its master rounded, so that one restored from the master has the same bits. */
+        /* The parameter is its rounded master, so a parameter restored from the master is bit-identical. */
         rk_cpu_load(w, args->master, 0, begin, n);
         rk_cpu_store(args->param, 0, begin, w, n);
     }

@@ -1,10 +1,11 @@
 /* Token embedding over this rank's part of the vocabulary. A token of another rank's part gives zeros, so
- * that the sum over the ranks is the whole lookup. */
+ * that the sum over the ranks is the result. */
 #include "kernels/cpu/cpu_internal.h"
 
 #include <string.h>
 
-/* Row of `token` in a table of `rows` rows that starts at vocab_begin; -1 when it is elsewhere. */
+/* Row of `token` in a table of `rows` rows that starts at vocab_begin; -1 when the token is in another
+ * part. */
 static int64_t local_row(int32_t token, int64_t vocab_begin, int64_t rows)
 {
     int64_t row = (int64_t)token - vocab_begin;
@@ -31,7 +32,7 @@ struct rk_status *rk_cpu_embed_fwd(void *dev, void *stream, const struct rk_embe
     return NULL;
 }
 
-/* One thread: equal tokens add to one row, in the order of t. */
+/* One thread: equal tokens add to the same row, in ascending t. */
 struct rk_status *rk_cpu_embed_bwd(void *dev, void *stream, const struct rk_embed_bwd_args *args)
 {
     struct rk_cpu_device *cpu = dev;

@@ -1,9 +1,9 @@
-/* Fingerprints of what tensors hold: sums of hashes, so threads and parts may come in any order. */
+/* Fingerprints of tensors: sums of hashes, so the order of threads and parts does not matter. */
 #include "kernels/cpu/cpu_internal.h"
 
 #include <string.h>
 
-/* Elements that are read at once. */
+/* Elements read at a time. */
 #define BLOCK 256
 
 /* values[i] = values[i] rounded to the dtype. */

@@ -1,8 +1,8 @@
 /* C = alpha * op(A) * op(B) + beta * C (+ bias).
  *
- * Three ways: OpenBLAS in place for F32 and F64; OpenBLAS over converted tiles for the half types and for a C
- * of another type; and, when strict, a loop of our own that sums in f64, ascending over k. Only the last one
- * promises that an output's bits do not depend on the matrix around it. */
+ * Three paths: OpenBLAS in place for F32 and F64; OpenBLAS over converted tiles for the half types and for a
+ * C of another type; and, when strict, loops in this file that sum in f64, ascending over k. Only the last
+ * one guarantees that an element's bits do not depend on the rest of the matrix. */
 #include "kernels/cpu/cpu_internal.h"
 
 #include <cblas.h>
@@ -18,7 +18,7 @@ static struct gemm_size size_of(const struct rk_gemm_args *args)
     return (struct gemm_size){args->c.shape[0], args->c.shape[1], args->a.shape[args->trans_a ? 0 : 1]};
 }
 
-/* acc[0..n) = op(A) * op(B) at row m, columns from n0 on; becomes that part of C, rounded once. */
+/* Stores acc[0..n) = op(A) * op(B) at row m, columns from n0 on, as that part of C, rounded once. */
 static void store_row(const struct rk_gemm_args *args, int64_t m, int64_t n0, double *acc, double *scratch,
                       int64_t n)
 {
@@ -44,7 +44,7 @@ static rk_dtype_t compute_dtype(rk_dtype_t dtype)
     return dtype == RK_DTYPE_F64 ? RK_DTYPE_F64 : RK_DTYPE_F32;
 }
 
-/* A row-major block as BLAS sees it. */
+/* A row-major block with BLAS's parameters. */
 struct block {
     void *data;
     int stride;
@@ -53,7 +53,8 @@ struct block {
 static struct block block_of(rk_tensor_t t)
 {
     int64_t columns = rk_tensor_row_elements(t);
-    int64_t stride = t.shape[0] > 1 ? t.row_stride : columns; /* of one row the stride may be anything */
+    int64_t stride = t.shape[0] > 1 ? t.row_stride : columns; /* BLAS rejects a stride below the width: a
+                                                               * single row may have any */
 
     return (struct block){t.data, (int)RK_MAX(stride, 1)};
 }
@@ -95,7 +96,7 @@ static struct rk_status *gemm_in_place(struct rk_cpu_device *cpu, const struct r
     return NULL;
 }
 
-/* Edge of a converted tile of C: conversion of its inputs costs about 1/TILE of the multiplication. */
+/* Edge of a converted tile of C: converting its inputs costs about 1/TILE of the multiplication. */
 #define TILE 512
 
 /* Converts rows [row, row + num_rows) x columns [col, col + num_cols) into contiguous memory. */
@@ -144,7 +145,7 @@ static struct rk_status *gemm_converted(struct rk_cpu_device *cpu, const struct 
 
 /* --- strict --- */
 
-/* A tile of C is summed in f64 over blocks of k; what is loaded for one block fits the second-level cache. */
+/* A tile of C is summed in f64 over blocks of k; the operands of one block fit the L2 cache. */
 #define STRICT_M 64
 #define STRICT_N 128
 #define STRICT_K 256
@@ -169,7 +170,7 @@ static void load_a(struct strict_tile *tile, const struct rk_gemm_args *args, in
     }
 }
 
-/* Columns beyond n keep old values, which only reach sums that are not stored. */
+/* Columns beyond n keep old values, which only affect sums that are not stored. */
 static void load_b(struct strict_tile *tile, const struct rk_gemm_args *args, int64_t n0, int64_t n,
                    int64_t k0, int64_t k)
 {
@@ -226,7 +227,7 @@ static struct rk_status *multiply(struct rk_cpu_device *dev, const struct rk_gem
     if (largest > INT32_MAX)
         return RK_FAIL(RK_UNIMPLEMENTED, "gemm: a size or stride is %lld, this backend takes at most %d",
                        (long long)largest, INT32_MAX);
-    if (args->strict || size.k == 0) /* with nothing to sum A and B may be none, which BLAS does not expect */
+    if (args->strict || size.k == 0) /* if k is 0, A and B may be none, which BLAS does not accept */
         return gemm_strict(dev, args);
     if (args->a.dtype == compute_dtype(args->a.dtype) && args->c.dtype == args->a.dtype)
         return gemm_in_place(dev, args);

@@ -1,4 +1,4 @@
-/* Products of groups of rows, each with a matrix of its own: a gemm for each group. */
+/* GEMMs of groups of rows, each with its own matrix: one gemm per group. */
 #include "kernels/cpu/cpu_internal.h"
 
 /* Matrix g of [G, rows, cols]. */

@@ -90,7 +90,7 @@ struct rk_status *rk_cpu_head_norm_bwd(void *dev, void *stream, const struct rk_
 
     (void)stream;
     RK_TRY(rk_cpu_scratch_reserve(cpu, 3 * head_dim));
-    backward_weight(args, rk_cpu_scratch(cpu)); /* before dx, which may lie over dy */
+    backward_weight(args, rk_cpu_scratch(cpu)); /* before dx, which may overwrite dy */
 #pragma omp parallel num_threads(cpu->num_threads)
     {
         double *weight = rk_cpu_scratch(cpu);

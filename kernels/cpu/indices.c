@@ -1,4 +1,4 @@
-/* Checks of integers that lie in tensors. Here they cost nothing beside the operator that they guard. */
+/* Checks of integers in tensors. On the CPU their cost is negligible compared with the operator. */
 #include "kernels/cpu/cpu_internal.h"
 
 struct rk_status *rk_cpu_check_range(const char *op, const char *arg, rk_tensor_t t, int64_t min, int64_t max)

@@ -1,9 +1,9 @@
-/* The choice of experts, and its gradient. */
+/* Routing: the choice of experts, and its gradient. */
 #include "kernels/cpu/cpu_internal.h"
 
 #include <math.h>
 
-#define SIGMOID_EPSILON 1e-20 /* added to the sum of the probabilities that are normalised */
+#define SIGMOID_EPSILON 1e-20 /* added to the sum by which probabilities are normalised */
 
 /* scores[e]: softmax or sigmoid of a row of logits. */
 static void score(double *scores, const struct rk_moe_route_args *args, int64_t t)
@@ -27,8 +27,8 @@ static void score(double *scores, const struct rk_moe_route_args *args, int64_t 
         scores[e] /= sum;
 }
 
-/* The largest that is not taken yet, the first of equal ones; NaN is the smallest of all. Takes it: -INFINITY
- * stays behind. */
+/* Index of the largest value that is not taken yet, the first of equal ones; NaN counts as the smallest.
+ * Marks it taken by setting it to -INFINITY. */
 static int32_t take_largest(double *values, int64_t count)
 {
     int64_t best = -1;
@@ -37,14 +37,14 @@ static int32_t take_largest(double *values, int64_t count)
         if (values[i] > -INFINITY && (best < 0 || values[i] > values[best]))
             best = i;
     }
-    for (int64_t i = 0; best < 0 && i < count; i++) /* no more but NaN */
+    for (int64_t i = 0; best < 0 && i < count; i++) /* only NaN left */
         best = isnan(values[i]) ? i : -1;
     if (best >= 0)
         values[best] = -INFINITY;
     return (int32_t)best;
 }
 
-/* The sum of the two largest of a group, which stay. */
+/* Sum of the two largest values of a group; values are unchanged. */
 static double group_score(const double *choice, int64_t count)
 {
     double first = -INFINITY, second = -INFINITY;
@@ -60,7 +60,7 @@ static double group_score(const double *choice, int64_t count)
     return count > 1 ? first + second : first;
 }
 
-/* Leaves the experts of the best groups only. */
+/* Removes the experts outside of the best groups. */
 static void keep_groups(double *choice, double *groups, const struct rk_moe_route_args *args)
 {
     int64_t size = args->logits.shape[1] / args->num_groups;
@@ -87,7 +87,7 @@ static void choose(int32_t *ids, const double *scores, double *choice, const str
         ids[k] = take_largest(choice, experts);
 }
 
-/* What the chosen scores are divided by. */
+/* Divisor of the chosen scores. */
 static double divisor(const struct rk_moe_route_args *args, const int32_t *ids, const double *scores)
 {
     double sum = args->is_sigmoid ? SIGMOID_EPSILON : 0.0;
@@ -154,7 +154,7 @@ struct rk_status *rk_cpu_moe_route(void *dev, void *stream, const struct rk_moe_
     return NULL;
 }
 
-/* ds = d loss / d score of the chosen, then through softmax or sigmoid. */
+/* ds = d loss / d score of the chosen, then backward through softmax or sigmoid. */
 static void route_bwd(const struct rk_moe_route_bwd_args *args, int64_t t, double *scores)
 {
     const struct rk_moe_route_args *fwd = &args->fwd;

@@ -1,4 +1,4 @@
-/* Tokens sorted by expert, and what the experts made of them summed by token. */
+/* Sorts tokens by expert, and sums the experts' outputs per token. */
 #include "kernels/cpu/cpu_internal.h"
 
 #include <string.h>
@@ -35,7 +35,7 @@ struct rk_status *rk_cpu_moe_sort(void *dev, void *stream, const struct rk_moe_s
     return NULL;
 }
 
-/* Choices by ascending id, those without a row left out; returns their number. */
+/* Choices by ascending id, without those that have no row; returns their number. */
 static int64_t sort_choices(int32_t *rows, const int32_t *ids, const int32_t *places, int64_t top_k)
 {
     int32_t sorted[RK_MOE_TOP_K_MAX];

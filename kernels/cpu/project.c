@@ -1,9 +1,9 @@
-/* A linear layer with few columns: scores[t][c] = x[t] . weight[c] + bias[c], each one chain in ascending
- * elements, and its gradients. */
+/* A linear layer with few columns: scores[t][c] = x[t] . weight[c] + bias[c], each a sequential sum in
+ * ascending elements, and its gradients. */
 #include "kernels/cpu/cpu_internal.h"
 
-/* Columns in panels of RK_PANEL, whose elements c lie together: panel p begins at p * hidden_size * RK_PANEL.
- * `row` is scratch for one row of the weight. */
+/* Packs columns into panels of RK_PANEL, with equal elements of a panel's columns adjacent: panel p begins at
+ * p * hidden_size * RK_PANEL. `row` is scratch memory for one row of the weight. */
 static void load_panels(double *panels, rk_tensor_t weight, double *row)
 {
     int64_t columns = weight.shape[0], hidden_size = weight.shape[1];
@@ -72,7 +72,7 @@ static void backward_row(const struct rk_project_bwd_args *args, int64_t t, doub
     rk_cpu_store(args->dx, t, 0, dx, hidden_size);
 }
 
-/* Elements of a row of dweight that one task sums: wide enough to load rows in runs. */
+/* Elements of a row of dweight that one task sums: wide enough for contiguous loads. */
 #define WEIGHT_BLOCK 64
 
 /* dweight[c] += sum_t dscores[t][c] * x[t] for one block of elements, in ascending t, rounded once. */

@@ -1,9 +1,9 @@
-/* Normal numbers, each a function of its number alone (base/rk_rng.h). */
+/* Normal random numbers, each a function of its index alone (base/rk_rng.h). */
 #include "kernels/cpu/cpu_internal.h"
 
 #include "base/rk_rng.h"
 
-/* Elements that are made in f64 before they are rounded. */
+/* Elements generated in f64 before they are rounded. */
 #define BLOCK 256
 
 struct rk_status *rk_cpu_random_normal(void *dev, void *stream, const struct rk_random_normal_args *args)

@@ -1,7 +1,7 @@
 /* RMS normalisation. y = s * rstd * weight, rstd = 1/sqrt(mean(s^2) + eps), per row, with s = x (+ residual).
  *
- * s is rounded to the tensors' type before it is normalised, also where it is not returned, so that a fused
- * call and one over the stored sum have the same bits. */
+ * s is rounded to the tensors' dtype before it is normalised, even if it is not returned, so that a fused
+ * call and one over the stored sum are bit-identical. */
 #include "kernels/cpu/cpu_internal.h"
 
 #include <math.h>
@@ -77,7 +77,7 @@ static void backward_row(const struct rk_rmsnorm_bwd_args *args, int64_t t, cons
     rk_cpu_store(args->dx, t, 0, g, hidden_size);
 }
 
-/* Columns of dweight that one task sums: wide enough to load rows in runs. */
+/* Columns of dweight that one task sums: wide enough for contiguous loads. */
 #define WEIGHT_BLOCK 64
 
 /* dweight += sum_t dy * xhat for one block of columns, in ascending t, rounded once. */
@@ -106,7 +106,7 @@ struct rk_status *rk_cpu_rmsnorm_bwd(void *dev, void *stream, const struct rk_rm
 
     (void)stream;
     RK_TRY(rk_cpu_scratch_reserve(cpu, 3 * hidden_size));
-    /* Before dx, which is allowed to lie over dresidual but never over what is read here. */
+    /* Before dx, which may overwrite dresidual but must not overwrite the tensors read here. */
 #pragma omp parallel for num_threads(cpu->num_threads)
     for (int64_t c = 0; c < hidden_size; c += WEIGHT_BLOCK)
         backward_weight(args, c, RK_MIN(hidden_size - c, WEIGHT_BLOCK));

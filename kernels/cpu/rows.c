@@ -1,9 +1,9 @@
-/* Moves of whole rows by index, of parts of matrices, and of tokens from one step to the next. */
+/* Moves of whole rows by index, of parts of matrices, and of sampled tokens to the next step. */
 #include "kernels/cpu/cpu_internal.h"
 
 #include <string.h>
 
-/* Elements that are converted at once. */
+/* Elements converted at a time. */
 #define BLOCK 256
 
 struct rk_status *rk_cpu_gather_rows(void *dev, void *stream, const struct rk_rows_args *args)
@@ -20,7 +20,7 @@ struct rk_status *rk_cpu_gather_rows(void *dev, void *stream, const struct rk_ro
     return NULL;
 }
 
-/* The caller promises distinct indices; one thread keeps even a broken promise deterministic. */
+/* Indices must be distinct; a single thread makes the result deterministic even if they are not. */
 struct rk_status *rk_cpu_scatter_rows(void *dev, void *stream, const struct rk_rows_args *args)
 {
     const int32_t *index = rk_cpu_i32(args->index);

@@ -1,11 +1,11 @@
-/* Sampling of one token a row: temperature, top-k, top-p, then argmax(z - log E) with Exp(1) noise, which
- * draws from softmax(z). The noise is a function of seed, stream, position and token id, so the choice
- * depends on nothing but the row and its parameters.
+/* Samples one token per row: temperature, top-k, top-p, then argmax(z - log E) with Exp(1) noise E, which
+ * samples from softmax(z). The noise is a function of seed, stream, position and token id, so the token
+ * depends only on the row and its parameters.
  *
  * top-k  keeps every z not below the k-th largest: ties at the threshold all stay.
  * top-p  softmax over what top-k kept, summed from the smallest up; entries drop while the sum is <= 1 - p.
  * Of equal entries the larger id drops first; the largest entry always stays. A row with a NaN or +inf has no
- * distribution: token 0 with log-probability NaN, for the caller to notice. */
+ * distribution: it gives token 0 with log-probability NaN, which the caller must check. */
 #include "base/rk_rng.h"
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/cpu/vocab_internal.h"
@@ -13,7 +13,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Below it the division by temperature only overflows: greedy. */
+/* Smaller temperatures are greedy: dividing by them would only overflow. */
 #define GREEDY_TEMPERATURE 1e-5f
 
 int rk_candidate_compare(const void *a, const void *b)
@@ -25,7 +25,7 @@ int rk_candidate_compare(const void *a, const void *b)
     return x->token < y->token ? -1 : 1;
 }
 
-/* How many of the sorted candidates top-p keeps. */
+/* Number of sorted candidates that top-p keeps. */
 static int64_t count_top_p(const struct rk_candidate *sorted, int64_t count, double top_p)
 {
     double sum = 0.0, tail = 0.0;
@@ -144,8 +144,9 @@ struct rk_status *rk_cpu_sample(void *dev, void *stream, const struct rk_sample_
     (void)stream;
     for (int64_t r = 0; r < num_rows; r++)
         RK_TRY(check_params(&args->params[r], r));
-    /* a row of z, then one candidate (two doubles) for each */
-    _Static_assert(sizeof(struct rk_candidate) == 2 * sizeof(double), "candidates share the f64 scratch");
+    /* a row of z, followed by one candidate (two doubles) per element */
+    _Static_assert(sizeof(struct rk_candidate) == 2 * sizeof(double),
+                   "candidates are stored in the f64 scratch memory");
     RK_TRY(rk_cpu_scratch_reserve(cpu, 3 * args->vocab_size));
 #pragma omp parallel for num_threads(cpu->num_threads)
     for (int64_t r = 0; r < num_rows; r++)

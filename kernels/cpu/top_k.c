@@ -40,8 +40,9 @@ struct rk_status *rk_cpu_top_k(void *dev, void *stream, const struct rk_top_k_ar
     struct rk_cpu_device *cpu = dev;
 
     (void)stream;
-    /* a row, then one candidate (two doubles) for each */
-    _Static_assert(sizeof(struct rk_candidate) == 2 * sizeof(double), "candidates share the f64 scratch");
+    /* a row, followed by one candidate (two doubles) per element */
+    _Static_assert(sizeof(struct rk_candidate) == 2 * sizeof(double),
+                   "candidates are stored in the f64 scratch memory");
     RK_TRY(rk_cpu_scratch_reserve(cpu, 3 * args->num_valid));
 #pragma omp parallel for num_threads(cpu->num_threads)
     for (int64_t t = 0; t < args->logits.shape[0]; t++)

@@ -1,4 +1,4 @@
-/* Log-probabilities of several ids a row, of which every part of the vocabulary has some. Their gradient is
+/* Log-probabilities of several ids per row, each in one part of the vocabulary. Their gradient is
  * that of vocab_stats_bwd. */
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/cpu/vocab_internal.h"

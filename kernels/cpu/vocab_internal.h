@@ -1,12 +1,12 @@
-/* Private to kernels/cpu/: what operators over rows of logits share. Softmax of one row is one function for
- * the training statistics and the sampler, so that both report the same bits for the same logits. */
+/* Private to kernels/cpu/: common functions of operators over rows of logits. Training statistics and sampler
+ * use the same softmax of a row, so that equal logits give bit-identical results. */
 #ifndef RK_CPU_VOCAB_INTERNAL_H
 #define RK_CPU_VOCAB_INTERNAL_H
 
 #include <math.h>
 #include <stdint.h>
 
-/* Column of an id in a part of the vocabulary; -1: it is elsewhere, or none. */
+/* Column of an id in a part of the vocabulary; -1: it is in another part, or none. */
 static inline int64_t rk_vocab_column(int32_t id, int64_t vocab_begin, int64_t num_valid)
 {
     int64_t column = id - vocab_begin;
@@ -14,7 +14,7 @@ static inline int64_t rk_vocab_column(int32_t id, int64_t vocab_begin, int64_t n
     return column >= 0 && column < num_valid ? column : -1;
 }
 
-/* A column of a row that is sorted. */
+/* An element of a row to be sorted. */
 struct rk_candidate {
     double z;
     int32_t token;

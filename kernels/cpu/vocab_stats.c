@@ -1,7 +1,7 @@
 /* Softmax statistics of rows of logits, in parts of the vocabulary, and their gradient.
  *
- * With z = logits * inv_temperature a part keeps m = max z, S = sum e^(z-m), U = sum e^(z-m) (z-m) and the
- * label's z. Relative to m nothing cancels however large the logits are: log_prob = z_label - m - log S and
+ * With z = logits * inv_temperature a part has m = max z, S = sum e^(z-m), U = sum e^(z-m) (z-m) and the
+ * label's z. Relative to m there is no cancellation for large logits: log_prob = z_label - m - log S and
  * entropy = log S - U/S. Columns from num_valid on are not read: a probability of 0 times z = -inf would be
  * NaN. The sum of squared probabilities is Q/S^2 with Q = sum e^(2(z-m)). */
 #include "kernels/cpu/cpu_internal.h"

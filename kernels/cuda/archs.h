@@ -1,4 +1,4 @@
-/* Which GPUs the code in the plug-in runs on. */
+/* GPUs that the plug-in's code runs on. */
 #ifndef RK_CUDA_ARCHS_H
 #define RK_CUDA_ARCHS_H
 
@@ -9,10 +9,11 @@
 RK_BEGIN_DECLS
 
 /* `archs` lists what nvcc compiled for, "80,90a". Code of an architecture runs on GPUs of the same major
- * number and an equal or greater minor one; with the suffix 'a' on exactly that one, with 'f' like without.
+ * number and an equal or greater minor one; with the suffix 'a' on exactly that architecture; 'f' is treated
+ * as no suffix.
  */
 bool rk_cuda_archs_run_on(const char *archs, int major, int minor);
-/* Whether `arch`, "90a", is one of the list. */
+/* Whether `arch`, for example "90a", is in the list. */
 bool rk_cuda_archs_have(const char *archs, const char *arch);
 
 RK_END_DECLS

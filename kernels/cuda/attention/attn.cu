@@ -1,5 +1,5 @@
-/* The launchers of attn.h: which kernel a call takes. The choice depends on dtype, shape and chip only, and
- * among kernels of one definition (attn.h) it changes no bits. */
+/* The launchers of attn.h: select the kernel of a call. The choice depends only on dtype, shape and GPU, and
+ * kernels of one definition (attn.h) give bit-identical results. */
 #include "kernels/cuda/attention/attn.h"
 
 #include "kernels/cuda/attention/attn_common.cuh"
@@ -11,7 +11,7 @@ namespace
 /* On average. */
 constexpr int DECODE_ROWS_PER_SEQ = 64;
 
-/* Both passes, or neither: they share the definition of the bits. */
+/* Both passes, or neither: forward and backward share the definition of the arithmetic. */
 bool has_tensor_kernel(const rk_cuda_attn_device &device, rk_dtype_t dtype, int head_dim, int v_head_dim)
 {
     int fwd_bytes = rk_attn_fwd_mma_shared_bytes(head_dim),
@@ -66,8 +66,8 @@ cudaError_t rk_cuda_attn_bwd(cudaStream_t stream, const struct rk_cuda_attn_bwd_
     return rk_attn_bwd_mma(stream, args);
 }
 
-/* A tile of decode holds 16 query rows of a kv head, one of prefill 128 of a head: beyond a few tiles a
- * sequence, prefill's reads the keys less often. */
+/* A decode tile has 16 query rows of a kv head, a prefill tile 128 rows of a head: with more than a few tiles
+ * per sequence, prefill reads the keys fewer times. */
 static int fewest_seqs_to_decode(const rk_cuda_attn_paged_args *args)
 {
     int64_t num_rows = (int64_t)args->num_tokens * (args->num_heads / args->num_kv_heads);
@@ -80,7 +80,7 @@ static bool is_decode(const rk_cuda_attn_paged_args *args)
     return args->num_seqs >= fewest_seqs_to_decode(args) && rk_attn_decode_fits(args);
 }
 
-/* Whether Hopper's copy engine can fetch a key block as so many cache blocks. */
+/* Whether Hopper's TMA can copy a key block as that many cache blocks. */
 static bool can_copy_cache(const rk_cuda_attn_paged_args *args)
 {
     return has_wgmma_kernel(args->device, args->head_dim) && args->block_size >= 8 &&
@@ -116,7 +116,8 @@ size_t rk_cuda_attn_paged_max_workspace_bytes(const struct rk_cuda_attn_paged_ar
     rk_cuda_attn_paged_args step = *args;
     size_t bytes = 0;
 
-    /* More with more tokens; of their splits into sequences, the one that is most easily a decode step. */
+    /* The workspace grows with the number of tokens: searches down from the largest, with the fewest
+     * sequences for which the call is a decode step. */
     for (; step.num_tokens > 0 && bytes == 0; step.num_tokens--) {
         step.num_seqs = fewest_seqs_to_decode(&step);
         if (step.num_seqs <= args->num_seqs)

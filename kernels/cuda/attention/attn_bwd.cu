@@ -25,7 +25,7 @@ template <int HD> struct bwd_smem {
     float lse2[ROWS], delta[ROWS];
 };
 
-/* 16 rows of tile a from warp_row times all rows of tile b, over HD columns. */
+/* Multiplies 16 rows of tile a from warp_row by all rows of tile b, over HD columns. */
 template <int HD>
 __device__ inline void multiply_rows(float (&d)[32], const bf16 *a, int warp_row, const bf16 *b)
 {
@@ -46,7 +46,7 @@ __device__ inline void multiply_rows(float (&d)[32], const bf16 *a, int warp_row
     }
 }
 
-/* d += A B, A a packed accumulator of 16 x 64, B columns col.. of a tile. */
+/* d += A B; A is a packed accumulator of 16 x 64, B the columns from col on of a tile. */
 template <int HD>
 __device__ inline void multiply_cols(float (&d)[OUT<HD> / 2], const uint32_t (&a)[16], const bf16 *b, int col)
 {
@@ -63,14 +63,14 @@ __device__ inline void multiply_cols(float (&d)[OUT<HD> / 2], const uint32_t (&a
     }
 }
 
-/* Rows row.. of a head, of which num_rows exist, as a tile; the others are zero. */
+/* Copies rows row.. of a head, of which num_rows exist, to a tile; the others are zero. */
 template <int HD>
 __device__ inline void load_rows(bf16 *dst, const void *base, int64_t stride, int row, int num_rows, int head)
 {
     attn_load_rows<ROWS, HD, THREADS>(dst, (const bf16 *)base + row * stride + head * HD, stride, num_rows);
 }
 
-/* The warp's 16 rows from `row` on, of which num_rows exist. */
+/* Stores the warp's 16 rows from `row` on, of which num_rows exist. */
 template <int N>
 __device__ inline void store_grad(void *base, int64_t stride, int row, int num_rows, int col,
                                   const float (&d)[N], float factor)
@@ -90,13 +90,13 @@ __device__ inline void store_grad(void *base, int64_t stride, int row, int num_r
     }
 }
 
-/* The sums of 16 keys a warp. */
+/* The gradient sums of a warp's 16 keys. */
 template <int HD> struct dkv_sums {
     float dk[OUT<HD> / 2], dv[OUT<HD> / 2];
     int col; /* first of their columns */
 };
 
-/* Adds a block of queries of one head, whose tiles are on their way. */
+/* Adds a block of queries of one head, whose tiles are being copied. */
 template <int HD>
 __device__ inline void add_queries(dkv_sums<HD> &sums, bwd_smem<HD> &sm, const rk_cuda_attn_args &fwd,
                                    const attn_dkv_task &task, int query)
@@ -106,7 +106,7 @@ __device__ inline void add_queries(dkv_sums<HD> &sums, bwd_smem<HD> &sm, const r
     uint32_t a[16];
 
     attn_copy_wait<0>();
-    __syncthreads(); /* the block is there */
+    __syncthreads(); /* the copies of the block are complete */
     multiply_rows<HD>(s, sm.own[0], warp_row, sm.walk[0]);
     multiply_rows<HD>(dp, sm.own[1], warp_row, sm.walk[1]);
     attn_bwd_probs_t(s, sm.lse2, c, key, query, fwd.window, query < key + 15 || fwd.window > 0);
@@ -115,7 +115,7 @@ __device__ inline void add_queries(dkv_sums<HD> &sums, bwd_smem<HD> &sm, const r
     attn_bwd_ds_t(s, dp, sm.delta);
     attn_pack_rows(a, s);
     multiply_cols<HD>(sums.dk, a, sm.walk[0], sums.col);
-    __syncthreads(); /* everyone has read the block */
+    __syncthreads(); /* all warps have read the block */
 }
 
 template <int HD, bool OWN_KEYS>
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(THREADS)
     task = attn_make_dkv_task(fwd, tile, kv_head, item % plan.num_parts, plan.num_parts, ROWS);
     sums.col = col;
     if (task.first_query <
-        task.end_query) { /* without queries the loop below, which waits for these copies, does not run */
+        task.end_query) { /* without queries the loop below, which waits for these copies, is skipped */
         load_rows<HD>(sm.own[0], fwd.k, fwd.k_stride, tile.key_begin + tile.first_row, num_keys, kv_head);
         load_rows<HD>(sm.own[1], fwd.v, fwd.v_stride, tile.key_begin + tile.first_row, num_keys, kv_head);
     }
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* Adds a block of keys, whose tiles are on their way. */
+/* Adds a block of keys, whose tiles are being copied. */
 template <int HD>
 __device__ inline void add_keys(bwd_smem<HD> &sm, float (&dq)[OUT<HD> / 2], const rk_cuda_attn_args &fwd,
                                 const attn_tile &tile, int key, int col)
@@ -178,14 +178,14 @@ __device__ inline void add_keys(bwd_smem<HD> &sm, float (&dq)[OUT<HD> / 2], cons
     uint32_t a[16];
 
     attn_copy_wait<0>();
-    __syncthreads(); /* the block is there */
+    __syncthreads(); /* the copies of the block are complete */
     multiply_rows<HD>(s, sm.own[0], warp_row, sm.walk[0]);
     multiply_rows<HD>(dp, sm.own[1], warp_row, sm.walk[1]);
     attn_bwd_probs(s, lse2, c, row, key, fwd.window, key + ROWS > row || fwd.window > 0);
     attn_bwd_ds(s, dp, delta);
     attn_pack_rows(a, s);
     multiply_cols<HD>(dq, a, sm.walk[0], col);
-    __syncthreads(); /* everyone has read the block */
+    __syncthreads(); /* all warps have read the block */
 }
 
 template <int HD, bool OWN_KEYS>
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x < ROWS)
         attn_bwd_load_stats(sm.lse2 + threadIdx.x, sm.delta + threadIdx.x, fwd, plan.delta, tile, head,
                             tile.first_row + threadIdx.x);
-    __syncthreads(); /* the statistics are there */
+    __syncthreads(); /* the statistics are written */
     for (int key = attn_first_key(tile.first_row, fwd.window) / ROWS * ROWS;
          key < min(tile.first_row + ROWS, tile.length); key += ROWS) {
         load_rows<HD>(sm.walk[0], fwd.k, fwd.k_stride, tile.key_begin + key, tile.length - key, kv_head);

@@ -1,19 +1,21 @@
-/* What the backward kernels by mma.sync and by wgmma share: the elementwise part between the products.
+/* Common part of the backward kernels with mma.sync and with wgmma: the elementwise operations between the
+ * GEMMs.
  *
  *   p = e^(scale * q.k - lse)     ds = p * (dout.v - delta)
  *   dv += p^T dout    dk += ds^T q    dq += ds k       (dk and dq times scale at the end)
  *
- * dk and dv come from one kernel that owns keys and walks queries, with transposed scores, so that p^T and
- * ds^T are in registers as an A operand; dq from another that owns queries and walks keys. Scores are thus
- * computed twice (seven products instead of five), and every sum stays in the registers of one thread:
- * nothing is added across blocks of threads, and the result repeats bit for bit. */
+ * One kernel computes dk and dv: its thread blocks each have a block of keys and iterate over queries, with
+ * transposed scores, so that p^T and ds^T are in registers as an A operand. Another computes dq: its thread
+ * blocks have queries and iterate over keys. So scores are computed twice (seven GEMMs instead of five), and
+ * every sum stays in the registers of one thread: nothing is added across thread blocks, and results are
+ * reproducible bit for bit. */
 #ifndef RK_CUDA_ATTN_BWD_CUH
 #define RK_CUDA_ATTN_BWD_CUH
 
 #include "kernels/cuda/attention/attn_common.cuh"
 #include "kernels/cuda/attention/attn_internal.cuh"
 
-/* A block of keys, the part of the query heads it sums over, and the queries that see it. */
+/* A block of keys, the part of the query heads that it sums over, and the queries that attend to it. */
 struct attn_dkv_task {
     attn_tile tile;
     int kv_head, part, first_head, end_head;
@@ -38,7 +40,8 @@ __device__ inline attn_dkv_task attn_make_dkv_task(const rk_cuda_attn_args &fwd,
     return task;
 }
 
-/* Transposed scores, 16 keys from `key` by N/4*8 queries from `query`, to p; lse2 (log2 units) by query. */
+/* Turns transposed scores, 16 keys from `key` by N/4*8 queries from `query`, into p; lse2 (log2 units) is
+ * indexed by query. */
 template <int N>
 __device__ inline void attn_bwd_probs_t(float (&s)[N], const float *lse2, float c, int key, int query,
                                         int window, bool is_masked)
@@ -64,7 +67,7 @@ __device__ inline void attn_bwd_probs_t(float (&s)[N], const float *lse2, float 
     }
 }
 
-/* p, and dp = dout.v transposed, to ds. */
+/* Turns p, and dp = dout.v transposed, into ds. */
 template <int N> __device__ inline void attn_bwd_ds_t(float (&p)[N], const float (&dp)[N], const float *delta)
 {
     int t = attn_lane() % 4;
@@ -90,7 +93,7 @@ __device__ inline void attn_bwd_load_stats(float *lse2, float *delta, const rk_c
     *delta = exists ? deltas[at] : 0.0f;
 }
 
-/* Scores of rows g, g+8 from `row` and N/4*8 keys from `key`, to p. */
+/* Turns scores of rows g, g+8 from `row` and N/4*8 keys from `key` into p. */
 template <int N>
 __device__ inline void attn_bwd_probs(float (&s)[N], const float (&lse2)[2], float c, int row, int key,
                                       int window, bool is_masked)
@@ -102,7 +105,7 @@ __device__ inline void attn_bwd_probs(float (&s)[N], const float (&lse2)[2], flo
         s[i] = attn_exp2(__fmaf_rn(s[i], c, -lse2[i / 2 % 2]));
 }
 
-/* p, and dp = dout.v, to ds. */
+/* Turns p, and dp = dout.v, into ds. */
 template <int N>
 __device__ inline void attn_bwd_ds(float (&p)[N], const float (&dp)[N], const float (&delta)[2])
 {
@@ -111,7 +114,7 @@ __device__ inline void attn_bwd_ds(float (&p)[N], const float (&dp)[N], const fl
         p[i] *= dp[i] - delta[i / 2 % 2];
 }
 
-/* Rows of a part of dk or dv (f32): 16 keys from `row` of the tile, columns from `col`. */
+/* Stores rows of a part of dk or dv (f32): 16 keys from `row` of the tile, columns from `col`. */
 template <int N>
 __device__ inline void attn_store_part(float *parts, const rk_cuda_attn_args &fwd, const attn_dkv_task &task,
                                        int row, int col, const float (&d)[N], float factor)

@@ -1,6 +1,6 @@
-/* Around the tensor-core backward passes of attention: delta = sum over head_dim of dout * out, and the
- * sum of the parts of dk and dv, or zeros where no segment has the key. Twin of kernels/cpu/attn_varlen_bwd.c
- * with attn_bwd.cu, attn_bwd_sm90.cu.
+/* Before and after the tensor-core backward kernels of attention: delta = sum over head_dim of dout * out,
+ * and the sum of the parts of dk and dv, with zeros for keys in no segment. Twin of
+ * kernels/cpu/attn_varlen_bwd.c with attn_bwd.cu, attn_bwd_sm90.cu.
  *
  * Parts        A kv head's gradient sums over the query heads of its group. Blocks of keys alone give too
  *              few blocks of threads for models with few kv heads, so the group is cut into parts, as
@@ -15,13 +15,13 @@ namespace
 
 constexpr int THREADS = 256;
 
-/* Two floats from one register of bf16. */
+/* Unpacks a register of two bf16. */
 __device__ inline float2 unpack(uint32_t x)
 {
     return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
 }
 
-/* Four lanes a row of (token, head); head_dim % 8 == 0. */
+/* Four lanes per row of (token, head); head_dim % 8 == 0. */
 __global__ void __launch_bounds__(THREADS)
     attn_delta_rows_kernel(const rk_cuda_attn_bwd_args args, float *delta)
 {
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(THREADS)
     int token = (int)(row / fwd.num_heads), head = (int)(row % fwd.num_heads);
     float sum = 0.0f;
 
-    if (token < fwd.num_tokens) { /* no early return: the lanes of a quad meet below */
+    if (token < fwd.num_tokens) { /* no early return: the lanes of a quad synchronise below */
         const bf16 *dout = (const bf16 *)args.dout + token * args.dout_stride + head * fwd.head_dim;
         const bf16 *out = (const bf16 *)fwd.out + token * fwd.out_stride + head * fwd.head_dim;
 
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(THREADS)
         delta[(int64_t)head * fwd.num_tokens + token] = sum;
 }
 
-/* Four columns a thread, of dk (blockIdx.y 0) or dv (1). */
+/* Four columns per thread, of dk (blockIdx.y 0) or dv (1). */
 __global__ void __launch_bounds__(THREADS)
     attn_sum_parts_kernel(const rk_cuda_attn_bwd_args args, const attn_bwd_plan plan)
 {
@@ -91,7 +91,7 @@ size_t delta_bytes(const rk_cuda_attn_args *fwd)
     return round_up((size_t)fwd->num_tokens * fwd->num_heads * sizeof(float));
 }
 
-/* Of dk or dv. */
+/* Zeroes rows of dk or dv. */
 cudaError_t zero_rows(cudaStream_t stream, void *rows, int64_t stride, int head_dim,
                       const rk_cuda_attn_args *fwd)
 {
@@ -101,7 +101,7 @@ cudaError_t zero_rows(cudaStream_t stream, void *rows, int64_t stride, int head_
     return cudaMemset2DAsync(rows, RK_MAX(pitch, width), 0, width, (size_t)fwd->num_keys, stream);
 }
 
-/* Two blocks an SM let those with much to do meet those with little. */
+/* Two thread blocks per SM balance heavy and light ones. */
 int count_parts(const rk_cuda_attn_args *fwd)
 {
     int group = fwd->num_heads / fwd->num_kv_heads, parts = 1;

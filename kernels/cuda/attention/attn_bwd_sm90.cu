@@ -27,15 +27,15 @@
 namespace
 {
 
-constexpr int STAGES = 2, THREADS = 3 * ATTN_WG, OWN = 128; /* OWN: rows of a block's own tiles */
-constexpr int QUERIES = 64, KEYS = 128;                     /* rows of a block that is walked */
-enum { BAR_WG = 1 };                                        /* hardware barriers, one for each warpgroup */
+constexpr int STAGES = 2, THREADS = 3 * ATTN_WG, OWN = 128; /* OWN: rows of a thread block's fixed tiles */
+constexpr int QUERIES = 64, KEYS = 128;                     /* rows of the blocks that are iterated over */
+enum { BAR_WG = 1 };                                        /* named barriers, one per warpgroup */
 
 struct bwd_maps {
     CUtensorMap q, dout, k, v;
 };
 
-/* own: K and V, or Q and dout; walk: the other two. */
+/* own: K and V, or Q and dout; walk: the other two, which are iterated over. */
 template <int HD, int WALK> struct bwd_smem {
     bf16 own[2][OWN * HD];
     bf16 walk[STAGES][2][WALK * HD];
@@ -50,12 +50,12 @@ template <int HD, int WALK> __device__ inline void init_barriers(bwd_smem<HD, WA
     attn_bar_init(&sm.own_full, 1);
     for (int i = 0; i < STAGES; i++) {
         attn_bar_init(&sm.full[i], full_arrivals);
-        attn_bar_init(&sm.empty[i], 2 * ATTN_WG); /* every thread that reads it */
+        attn_bar_init(&sm.empty[i], 2 * ATTN_WG); /* all threads that read it */
     }
     attn_bar_init_fence();
 }
 
-/* The block's own tiles, by one thread. */
+/* Copies the fixed tiles, by one thread. */
 template <int HD, int WALK>
 __device__ inline void load_own(bwd_smem<HD, WALK> &sm, const CUtensorMap *first, const CUtensorMap *second,
                                 int head, int token)
@@ -65,7 +65,7 @@ __device__ inline void load_own(bwd_smem<HD, WALK> &sm, const CUtensorMap *first
     attn_tma_load<HD>(sm.own[1], OWN, 0, second, &sm.own_full, {token, head, 0});
 }
 
-/* The i-th walked block into its stage, by one thread, when the stage is free. */
+/* Copies the i-th iterated block into its stage, by one thread, once the stage is free. */
 template <int HD, int WALK>
 __device__ inline void load_walk(bwd_smem<HD, WALK> &sm, const CUtensorMap *first, const CUtensorMap *second,
                                  int i, int head, int token)
@@ -82,8 +82,8 @@ template <int HD, int WALK> __device__ inline void wait_free(bwd_smem<HD, WALK> 
     attn_bar_wait(&sm.empty[i % STAGES], i / STAGES % 2 ^ 1);
 }
 
-/* Zeroes rows of a walked block past the end of the sequence, by warpgroup wg, before it multiplies by them.
- */
+/* Zeroes rows of an iterated block beyond the end of the sequence, by warpgroup wg, before it multiplies by
+ * them. */
 template <int HD, int WALK>
 __device__ inline void zero_tails(bf16 (&walk)[2][WALK * HD], int num_rows, int wg)
 {
@@ -92,11 +92,11 @@ __device__ inline void zero_tails(bf16 (&walk)[2][WALK * HD], int num_rows, int 
     attn_zero_tail<HD, WALK>(walk[0], num_rows);
     attn_zero_tail<HD, WALK>(walk[1], num_rows);
     attn_async_fence();
-    attn_named_sync(BAR_WG + wg, ATTN_WG); /* the whole warpgroup has zeroed */
+    attn_named_sync(BAR_WG + wg, ATTN_WG); /* the whole warpgroup has zeroed its rows */
 }
 
 /* The scores of the i-th walked block, s = own0 walk0^T and dp = own1 walk1^T, of which num_rows exist. On
- * return s is done; dp goes on. */
+ * return s is complete; dp is still running. */
 template <int HD, int WALK>
 __device__ inline void start_scores(float (&s)[WALK / 2], float (&dp)[WALK / 2], bwd_smem<HD, WALK> &sm,
                                     int i, int num_rows, int wg)
@@ -116,9 +116,9 @@ __device__ inline void start_scores(float (&s)[WALK / 2], float (&dp)[WALK / 2],
     attn_pin(s);
 }
 
-/* This thread is done with the i-th walked block. (One lane for its warp, after __syncwarp(), would order the
- * same and cost the same, but compute-sanitizer's racecheck does not follow it: it reports the other lanes'
- * reads.) */
+/* This thread has finished reading the i-th iterated block. (An arrival of one lane per warp, after
+ * __syncwarp(), would be equivalent and cost the same, but compute-sanitizer's racecheck does not track it
+ * and reports the other lanes' reads.) */
 template <int HD, int WALK> __device__ inline void release(bwd_smem<HD, WALK> &sm, int i)
 {
     attn_bar_arrive(&sm.empty[i % STAGES]);
@@ -133,7 +133,7 @@ __device__ inline int blocks_per_head(const dkv_task &task)
     return (task.end_query - task.first_query + QUERIES - 1) / QUERIES;
 }
 
-/* One warp: K and V, then the blocks of queries of each head with their statistics. */
+/* Producer warp: copies K and V, then the blocks of queries of each head with their statistics. */
 template <int HD>
 __device__ inline void produce_queries(bwd_smem<HD, QUERIES> &sm, const bwd_maps &maps,
                                        const rk_cuda_attn_args &fwd, const attn_bwd_plan &plan,
@@ -157,13 +157,14 @@ __device__ inline void produce_queries(bwd_smem<HD, QUERIES> &sm, const bwd_maps
     }
 }
 
-/* A warpgroup's registers for dk and dv, and what it knows of its task. */
+/* A warpgroup's registers for dk and dv, and the parameters of its task. */
 template <int HD> struct dkv_state {
     float dk[HD / 2], dv[HD / 2];
-    float s[QUERIES / 2], dp[QUERIES / 2]; /* of the block in the works */
+    float s[QUERIES / 2], dp[QUERIES / 2]; /* of the current block */
     float c;                               /* scale * log2(e) */
-    int wg, key, window;                   /* key: first one of the warpgroup */
-    int first, per_head, length;           /* first query; blocks of queries a head; of the sequence */
+    int wg, key, window;                   /* key: the first one of the warpgroup */
+    int first, per_head, length;           /* first query; blocks of queries per head; length of the
+                                            * sequence */
 };
 
 /* First query of the i-th block. */
@@ -172,8 +173,8 @@ template <int HD> __device__ inline int query_of(const dkv_state<HD> &w, int i)
     return w.first + i % w.per_head * QUERIES;
 }
 
-/* From the scores of the i-th block, in the works, to its share of dk and dv, which it leaves in the works.
- */
+/* Computes the contribution of the i-th block, whose scores are running, to dk and dv; the last GEMM is still
+ * running on return. */
 template <int HD> __device__ inline void add_queries(dkv_state<HD> &w, bwd_smem<HD, QUERIES> &sm, int i)
 {
     int stage = i % STAGES, query = query_of(w, i);
@@ -186,7 +187,7 @@ template <int HD> __device__ inline void add_queries(dkv_state<HD> &w, bwd_smem<
     attn_wgmma_fence();
     attn_gemm_cols<HD, QUERIES>(w.dv, p, sm.walk[stage][1], 1);
     attn_wgmma_commit();
-    attn_wgmma_wait<1>(); /* dp; dv goes on */
+    attn_wgmma_wait<1>(); /* dp is complete; dv is still running */
     attn_pin(w.dp);
     attn_bwd_ds_t(w.s, w.dp, sm.delta[stage]);
     attn_pack_rows(ds, w.s);
@@ -196,8 +197,8 @@ template <int HD> __device__ inline void add_queries(dkv_state<HD> &w, bwd_smem<
     attn_wgmma_commit();
 }
 
-/* All blocks of queries. That the next block's scores start before these sums are done would be better, but
- * for it the registers do not suffice (head_dim 128). */
+/* All blocks of queries. Starting the next block's scores before these sums are complete would overlap more,
+ * but needs too many registers at head_dim 128. */
 template <int HD>
 __device__ inline void walk_queries(dkv_state<HD> &w, bwd_smem<HD, QUERIES> &sm, int num_blocks)
 {
@@ -238,7 +239,7 @@ __device__ inline void consume_queries(bwd_smem<HD, QUERIES> &sm, const rk_cuda_
         attn_store_part(plan.dv, fwd, task, row, 0, w.dv, 1.0f);
         return;
     }
-    attn_named_sync(BAR_WG + wg, ATTN_WG); /* the warpgroup has read K and V for the last time */
+    attn_named_sync(BAR_WG + wg, ATTN_WG); /* the warpgroup has finished reading K and V */
     attn_store_rows<HD>((bf16 *)args.dk + key * args.dk_stride + task.kv_head * HD, args.dk_stride,
                         task.tile.length - row, w.dk, dk_factor, sm.own[0], warp_row);
     attn_store_rows<HD>((bf16 *)args.dv + key * args.dv_stride + task.kv_head * HD, args.dv_stride,
@@ -247,13 +248,13 @@ __device__ inline void consume_queries(bwd_smem<HD, QUERIES> &sm, const rk_cuda_
 
 /* --- dq */
 
-/* Queries of one head, and the blocks of keys that they see. */
+/* Queries of one head, and the blocks of keys that they attend to. */
 struct dq_task {
     attn_tile tile;
     int head, kv_head, first, last;
 };
 
-/* One thread: Q and dout, then the blocks of keys. */
+/* One thread: copies Q and dout, then the blocks of keys. */
 template <int HD>
 __device__ inline void produce_keys(bwd_smem<HD, KEYS> &sm, const bwd_maps &maps, const dq_task &task)
 {
@@ -264,15 +265,16 @@ __device__ inline void produce_keys(bwd_smem<HD, KEYS> &sm, const bwd_maps &maps
     }
 }
 
-/* A warpgroup's registers for dq, and what it knows of its tile. */
+/* A warpgroup's registers for dq, and the parameters of its tile. */
 template <int HD> struct dq_state {
     float dq[HD / 2];
-    float s[KEYS / 2], dp[KEYS / 2]; /* of the block in the works */
+    float s[KEYS / 2], dp[KEYS / 2]; /* of the current block */
     float lse2[2], delta[2], c;      /* of rows g, g+8; scale * log2(e) */
-    int wg, row, window, length;     /* row: first one of the warp; length: of the sequence */
+    int wg, row, window, length;     /* row: the first one of the warp; length: of the sequence */
 };
 
-/* From the scores of the i-th block, in the works, to its share of dq, which it leaves in the works. */
+/* Computes the contribution of the i-th block, whose scores are running, to dq; the last GEMM is still
+ * running on return. */
 template <int HD> __device__ inline void add_keys(dq_state<HD> &w, bwd_smem<HD, KEYS> &sm, int i, int key)
 {
     uint32_t ds[KEYS / 4];
@@ -289,7 +291,7 @@ template <int HD> __device__ inline void add_keys(dq_state<HD> &w, bwd_smem<HD, 
     attn_wgmma_commit();
 }
 
-/* Blocks first..last of keys. */
+/* Iterates over blocks first..last of keys. */
 template <int HD>
 __device__ inline void walk_keys(dq_state<HD> &w, bwd_smem<HD, KEYS> &sm, int first, int last)
 {
@@ -327,7 +329,7 @@ __device__ inline void consume_keys(bwd_smem<HD, KEYS> &sm, const rk_cuda_attn_b
                             row + attn_lane() / 4 + 8 * r);
     attn_bar_wait(&sm.own_full, 0);
     walk_keys(w, sm, task.first, task.last);
-    attn_named_sync(BAR_WG + wg, ATTN_WG); /* the warpgroup has read Q for the last time */
+    attn_named_sync(BAR_WG + wg, ATTN_WG); /* the warpgroup has finished reading Q */
     attn_store_rows<HD>((bf16 *)args.dq + (int64_t)(tile.begin + row) * args.dq_stride + task.head * HD,
                         args.dq_stride, tile.length - row, w.dq, factor, sm.own[0], warp_row);
 }
@@ -348,7 +350,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ uint8_t raw[];
     bwd_smem<HD, QUERIES> &sm = align_smem<bwd_smem<HD, QUERIES>>(raw);
     const rk_cuda_attn_args &fwd = args.fwd;
-    int wg = __shfl_sync(0xffffffffu, threadIdx.x / ATTN_WG, 0); /* shuffled: known to be uniform in a warp */
+    int wg = __shfl_sync(0xffffffffu, threadIdx.x / ATTN_WG, 0); /* shuffle: makes the value uniform in a warp
+                                                                  * for the compiler */
     int items = fwd.num_kv_heads * plan.num_parts, item = blockIdx.x % items, rank = blockIdx.x / items;
     attn_tile tile;
     attn_dkv_task task;
@@ -357,8 +360,9 @@ __global__ void __launch_bounds__(THREADS, 1)
         return;
     task = attn_make_dkv_task(fwd, tile, item / plan.num_parts, item % plan.num_parts, plan.num_parts, OWN);
     if (threadIdx.x == 0)
-        init_barriers(sm, 33); /* the copy's announcement, and each lane's statistics */
-    __syncthreads();           /* the barriers are ready */
+        init_barriers(sm, 33); /* arrivals: the announcement of the copy's bytes, and each lane's
+                                * statistics */
+    __syncthreads();           /* the barriers are initialized */
     if (wg == 2) {
         attn_give_registers<24>();
         if (threadIdx.x < 2 * ATTN_WG + 32)
@@ -392,7 +396,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     task.last = __shfl_sync(0xffffffffu, last_row / KEYS, 0);
     if (threadIdx.x == 0)
         init_barriers(sm, 1);
-    __syncthreads(); /* the barriers are ready */
+    __syncthreads(); /* the barriers are initialized */
     if (wg == 2) {
         attn_give_registers<24>();
         if (threadIdx.x == 2 * ATTN_WG)

@@ -1,6 +1,6 @@
-/* What the attention kernels share: the softmax that defines their bits (attn.h), tiles of packed sequences,
+/* Common parts of the attention kernels: the softmax of the definition in attn.h, tiles of packed sequences,
  * and the warp-level instructions of sm_80. Fragment layouts are those of mma.m16n8k16 and of wgmma, which
- * agree: in a 16 x 8 tile of f32, lane 4g + t holds columns 2t, 2t+1 of rows g and g+8. */
+ * are equal: in a 16 x 8 tile of f32, lane 4g + t holds columns 2t, 2t+1 of rows g and g+8. */
 #ifndef RK_CUDA_ATTN_COMMON_CUH
 #define RK_CUDA_ATTN_COMMON_CUH
 
@@ -28,7 +28,7 @@ __device__ inline int attn_first_key(int position, int window)
 
 /* --- tiles of packed sequences */
 
-/* Rows of one sequence. As it is found, row i is its i-th query; with keys of its own, attn_place_tile()
+/* Rows of one sequence. Initially row i is its i-th query; for segments with separate keys, attn_place_tile()
  * makes row i the query and the key at position i. */
 struct attn_tile {
     int seq, begin, length; /* sequence; row 0 in q, and the number of rows */
@@ -37,16 +37,16 @@ struct attn_tile {
     int first_query;        /* rows before it have no query (and begin may be negative) */
 };
 
-/* How sequences are cut into tiles of queries or of keys. k_lens[s] is the number of keys, as
- * rk_attn_varlen_args has it, none above num_keys; NULL: as many as queries, and num_keys means nothing. */
+/* Tiling of sequences by queries or by keys. k_lens[s] is the number of keys, as in rk_attn_varlen_args, at
+ * most num_keys; NULL: as many as queries, and num_keys is unused. */
 struct attn_tiling {
     const int32_t *cu, *k_lens; /* cu: [num_seqs + 1] of queries */
     int num_seqs, num_keys, tile_rows;
     bool is_of_keys;
 };
 
-/* Number of tiles of a sequence, none if it is skipped, and of those that its positions before the first
- * query would make. */
+/* Number of tiles of a sequence, 0 if it is skipped, and the number of tiles for the positions before the
+ * first query. */
 __device__ inline void attn_tiles_of(const attn_tiling &tiling, int seq, int *tiles, int *before)
 {
     int num_queries = tiling.cu[seq + 1] - tiling.cu[seq], num_rows = num_queries;
@@ -61,10 +61,10 @@ __device__ inline void attn_tiles_of(const attn_tiling &tiling, int seq, int *ti
     *tiles = (num_rows + tiling.tile_rows - 1) / tiling.tile_rows;
 }
 
-/* Tiles by falling amount of work, for kernels whose blocks should start (and end) evenly: the i-th tile of n
- * of a sequence has work before + i + 1, or of keys, which later queries see, n - i, so each amount from
- * before + 1 to before + n occurs once in it, and the number of tiles of at least some amount is a sum over
- * the sequences. */
+/* Tiles by descending work, which balances the thread blocks of a kernel. The i-th of n tiles of queries has
+ * work before + i + 1; the i-th tile of keys, which later queries attend to, has n - i. So each amount from
+ * before + 1 to before + n occurs once per sequence, and the number of tiles with at least some amount is a
+ * sum over the sequences. */
 __device__ inline int attn_count_tiles(const attn_tiling &tiling, int work)
 {
     int count = 0;
@@ -79,7 +79,7 @@ __device__ inline int attn_count_tiles(const attn_tiling &tiling, int work)
     return count;
 }
 
-/* At least as many as there are tiles. */
+/* Upper bound of the number of tiles. */
 static inline int attn_max_tiles(int num_tokens, int num_seqs, int tile_rows)
 {
     return num_tokens / tile_rows + num_seqs;
@@ -102,7 +102,8 @@ __device__ inline bool attn_ranked_tile(attn_tile *tile, const attn_tiling &tili
 
     if (rank >= attn_count_tiles(tiling, 1))
         return false;
-    while (high - low > 1) { /* more than `rank` tiles have at least work low, none or fewer have high */
+    while (high - low > 1) { /* more than `rank` tiles have at least work low, at most `rank` have at least
+                              * work high */
         int middle = (low + high) / 2;
 
         if (attn_count_tiles(tiling, middle) > rank)
@@ -129,7 +130,7 @@ __device__ inline bool attn_ranked_tile(attn_tile *tile, const attn_tiling &tili
     return true;
 }
 
-/* The sequence of a token, as a tile of which it is the first row. */
+/* Sets the tile that begins at a token. */
 __device__ inline void attn_find_token(attn_tile *tile, const int32_t *cu, int num_seqs, int token)
 {
     int count = 0;
@@ -139,11 +140,12 @@ __device__ inline void attn_find_token(attn_tile *tile, const int32_t *cu, int n
 
         count += __popc(__ballot_sync(0xffffffffu, s < num_seqs && cu[s] <= token));
     }
-    attn_set_sequence(tile, cu, count - 1); /* the last one that begins by then; empty ones end before it */
+    attn_set_sequence(tile, cu, count - 1); /* the last sequence that begins at or before the token; empty
+                                             * ones end before it */
     tile->first_row = token - tile->begin;
 }
 
-/* Of a packed call, from queries (or keys) to positions. False: the segment is skipped. */
+/* For a packed call: converts queries (or keys) to positions. False: the segment is skipped. */
 __device__ inline bool attn_place_tile(attn_tile *tile, const rk_cuda_attn_args &args, bool is_of_keys)
 {
     int num_keys, num_before;
@@ -161,9 +163,8 @@ __device__ inline bool attn_place_tile(attn_tile *tile, const rk_cuda_attn_args 
     return num_keys > 0;
 }
 
-/* The rank-th tile of a packed call, in positions. False: there is none. OWN_KEYS: there
- * are k_begin and k_lens. A parameter of the kernels, so that those without are as lean as if there were
- * none. */
+/* The rank-th tile of a packed call, in positions. False: there is none. OWN_KEYS: the call has k_begin and
+ * k_lens. A template parameter, so that kernels without them have no extra cost. */
 template <bool OWN_KEYS>
 __device__ inline bool attn_packed_tile(attn_tile *tile, const rk_cuda_attn_args &args, int rank,
                                         int tile_rows, bool is_of_keys)
@@ -196,7 +197,7 @@ __device__ inline float attn_quad_sum(float x)
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/* Stands in for a maximum of -inf (nothing seen yet), so that no difference of infinities arises. */
+/* Replaces a maximum of -inf (no key yet) by a finite value, to avoid inf - inf. */
 __device__ inline float attn_finite_max(float m)
 {
     return m == -INFINITY ? 0.0f : m;
@@ -214,8 +215,8 @@ __device__ inline void attn_softmax_clear(attn_softmax &state)
     state.l[0] = state.l[1] = 0.0f;
 }
 
-/* Takes a block's maximum of row r into the state; returns what the row's sums are to be multiplied by. c is
- * scale * log2(e). */
+/* Updates the state with a block's maximum of row r; returns the factor by which the row's sums must be
+ * rescaled. c is scale * log2(e). */
 __device__ inline float attn_raise_max(attn_softmax &state, int r, float block_max, float c)
 {
     float old = state.m[r], m = fmaxf(old, block_max);
@@ -249,7 +250,8 @@ __device__ inline void attn_add_quarters(attn_softmax &state, int r, float alpha
     state.l[r] = __fmaf_rn(state.l[r], alpha, (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]));
 }
 
-/* One key block: scores (masked ones are -inf) to exponentials, in place; alpha rescales the output rows. */
+/* One key block: turns scores (masked ones are -inf) into exponentials, in place; alpha is the factor of the
+ * output rows. */
 __device__ inline void attn_softmax_block(float (&s)[64], attn_softmax &state, float c, float (&alpha)[2])
 {
 #pragma unroll
@@ -272,12 +274,12 @@ __device__ inline void attn_softmax_block(float (&s)[64], attn_softmax &state, f
     }
 }
 
-/* The splits before, merged, of one row. */
+/* Merged result of the earlier splits, of one row. */
 struct attn_total {
     float m, l;
 };
 
-/* Takes in a split with maximum m and (whole) sum l; old and add are the factors of the output's merge,
+/* Merges a split with maximum m and (whole) sum l; old and add are the factors for merging the outputs:
  *   total = total * old + split * add. */
 __device__ inline void attn_merge(attn_total &total, float m, float l, float c, float &old, float &add)
 {
@@ -312,7 +314,7 @@ __device__ inline void attn_merge_rows(attn_total (&total)[2], float (&sum)[N], 
 
 __device__ inline float attn_reciprocal(float l)
 {
-    return l > 0.0f ? __frcp_rn(l) : l; /* a row that sees nothing gives 0; NaN stays */
+    return l > 0.0f ? __frcp_rn(l) : l; /* a row without keys gives 0; NaN stays */
 }
 
 /* Natural log of the sum of exponentials. */
@@ -321,8 +323,8 @@ __device__ inline float attn_lse(const attn_total &total, float c)
     return ATTN_LN2 * (total.m * c + __log2f(total.l));
 }
 
-/* Sets the scores of 16 rows from `row` against N / 4 * 8 keys from `key` to -inf where the row does not see
- * the key. */
+/* Sets the scores of 16 rows from `row` against N / 4 * 8 keys from `key` to -inf where the key is masked for
+ * the row. */
 template <int N> __device__ inline void attn_mask_scores(float (&s)[N], int row, int key, int window)
 {
     int g = attn_lane() / 4, t = attn_lane() % 4;
@@ -345,7 +347,8 @@ __device__ inline uint32_t attn_pack(float low, float high)
     return *reinterpret_cast<uint32_t *>(&pair);
 }
 
-/* An accumulator of 16 x N/4*8 as the A operand of products over its columns, four registers a k16 step. */
+/* Packs an accumulator of 16 x N/4*8 as the A operand of a GEMM over its columns, four registers per k16
+ * step. */
 template <int N> __device__ inline void attn_pack_rows(uint32_t (&a)[N / 2], const float (&s)[N])
 {
 #pragma unroll
@@ -400,8 +403,8 @@ template <int PENDING> __device__ inline void attn_copy_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* Tiles in shared memory have rows of COLS elements and 16 bytes of padding, an odd number of 16-byte units,
- * so that the eight rows of an ldmatrix fall into different banks. */
+/* Rows of tiles in shared memory have COLS elements and 16 bytes of padding, an odd number of 16-byte units,
+ * so that the eight rows of an ldmatrix are in different banks. */
 template <int COLS> constexpr int attn_pitch = COLS + 8;
 
 /* A operand: 16 rows from `row`, k16 step kk. */

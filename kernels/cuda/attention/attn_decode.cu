@@ -25,14 +25,14 @@ template <int HD> struct decode_smem {
     alignas(16) bf16 kv[BUFFERS][ATTN_KEY_BLOCK * attn_pitch<HD>];
 };
 
-/* Position of the key of a block that this lane finds for its warp. */
+/* Position of the key of a block for which this lane looks up the cache block. */
 __device__ inline int lane_key(int block)
 {
-    return block * ATTN_KEY_BLOCK + threadIdx.x; /* a warp has 32 of the 128 */
+    return block * ATTN_KEY_BLOCK + threadIdx.x; /* a warp loads 32 of the 128 keys */
 }
 
-/* The cache block it lies in, or -1: no query sees it. Asked for one key block ahead of the copies that need
- * it, and not looked at before, so that they do not wait for the table. */
+/* The cache block of that key, or -1: no query attends to it. Loaded one key block ahead of the copies that
+ * use it, so that they do not wait for the table. */
 __device__ inline int find_entry(const decode_task &task, int block)
 {
     int j = lane_key(block);
@@ -40,17 +40,17 @@ __device__ inline int find_entry(const decode_task &task, int block)
     return j >= task.first && j < task.end ? attn_table_entry(task.keys, j) : -1;
 }
 
-/* This warp's 32 rows of a block, as the next group of copies. */
+/* Copies this warp's 32 rows of a block, as the next group of copies. */
 template <int HD>
 __device__ inline void load_block(bf16 *dst, const bf16 *base, const decode_task &task, int entry, int block)
 {
     if (block * ATTN_KEY_BLOCK < task.end)
         attn_load_share<ATTN_KEY_BLOCK, DECODE_WARPS, HD>(
             dst, base + (entry < 0 ? 0 : attn_cache_row(task.keys, lane_key(block), entry)), entry >= 0);
-    attn_copy_commit(); /* an empty group keeps the count of groups on the way */
+    attn_copy_commit(); /* an empty group keeps the number of groups in flight constant */
 }
 
-/* This block's splits, one after the other. */
+/* Processes this thread block's splits in order. */
 template <int HD>
 __device__ inline void run_splits(decode_smem<HD> &sm, const decode_plan &plan, const decode_task &task,
                                   const decode_part &part, decode_state<HD> &state)
@@ -62,21 +62,22 @@ __device__ inline void run_splits(decode_smem<HD> &sm, const decode_plan &plan, 
     load_block<HD>(sm.kv[0], task.k, task, entry, block);
     load_block<HD>(sm.kv[1], task.v, task, entry, block);
     attn_copy_wait<1>();
-    decode_sync(); /* the queries are there (and this warp's K) */
+    decode_sync(); /* the queries are in shared memory (and this warp's K) */
     decode_init(state, sm.shared);
     for (int item = 0; block * ATTN_KEY_BLOCK < task.end; item += 2) {
         float s[16];
 
         attn_copy_wait<1>();
-        __syncwarp(); /* this warp's rows of K are there */
+        __syncwarp(); /* this warp's rows of K are in shared memory */
         decode_quarter_scores<HD, false>(s, state.q, sm.kv[item % BUFFERS], task, block);
         decode_share_maxima(sm.shared, s);
-        decode_sync(); /* the maxima are there; everyone has read the last V */
+        decode_sync(); /* the maxima are written; all warps have read the last V */
         load_block<HD>(sm.kv[(item + 2) % BUFFERS], task.k, task, next_entry, next);
         decode_share_probs(sm.shared, s, state.softmax, task.c, state.alpha);
         attn_copy_wait<1>();
-        decode_sync(); /* V, the probabilities and the sums are there */
-        load_block<HD>(sm.kv[(item + 3) % BUFFERS], task.v, task, next_entry, next); /* over this warp's K */
+        decode_sync(); /* V, the probabilities and the sums are written */
+        load_block<HD>(sm.kv[(item + 3) % BUFFERS], task.v, task, next_entry, next); /* overwrites this warp's
+                                                                                      * K */
         next_entry = find_entry(task, decode_next_block(next, plan.num_parts));
         decode_add_block<HD, false>(state, sm.shared, sm.kv[(item + 1) % BUFFERS]);
         decode_end_block(state, plan, task, part, block);
@@ -107,7 +108,7 @@ size_t round_up(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-/* No fewer than there are tiles: a sequence of n tokens has ceil(n * group / 16). */
+/* Upper bound of the number of tiles: a sequence of n tokens has ceil(n * group / 16). */
 int64_t count_slots(const rk_cuda_attn_paged_args *args)
 {
     int group = args->num_heads / args->num_kv_heads;
@@ -122,8 +123,8 @@ int64_t count_splits(const rk_cuda_attn_paged_args *args)
     return ((int64_t)args->max_blocks * args->block_size + ATTN_KEY_SPLIT - 1) / ATTN_KEY_SPLIT;
 }
 
-/* One round of two blocks an SM. Where sequences may be long, and so of very different lengths, more: up to
- * two rounds, until a block has no more than four splits. */
+/* One round of two thread blocks per SM. If sequences may be long, and so may differ in length, up to two
+ * rounds, until a thread block has at most four splits. */
 int count_parts(int num_sms, int num_tiles, int max_splits)
 {
     int one_round = 2 * num_sms / num_tiles, two_rounds = (4 * num_sms + num_tiles - 1) / num_tiles;

@@ -1,5 +1,5 @@
-/* What the decode kernels with cp.async (attn_decode.cu) and with the copy engine (attn_decode_sm90.cu)
- * share: everything but how keys and values get into shared memory. The plan is in attn_decode.cu. */
+/* Common part of the decode kernels with cp.async (attn_decode.cu) and with TMA (attn_decode_sm90.cu):
+ * everything except the copies of keys and values to shared memory. The plan is in attn_decode.cu. */
 #ifndef RK_CUDA_ATTN_DECODE_CUH
 #define RK_CUDA_ATTN_DECODE_CUH
 
@@ -9,10 +9,10 @@
 constexpr int DECODE_WARPS = 4, DECODE_THREADS = DECODE_WARPS * 32, DECODE_ROWS = 16;
 constexpr int DECODE_SPLIT_BLOCKS = ATTN_KEY_SPLIT / ATTN_KEY_BLOCK;
 
-/* Tiles of 8 output columns a warp, at most. */
+/* Maximum number of tiles of 8 output columns per warp. */
 template <int HD> constexpr int DECODE_TILES = (HD / 8 + DECODE_WARPS - 1) / DECODE_WARPS;
 
-/* The part of shared memory through which the warps meet. */
+/* Shared memory for communication between the warps. */
 template <int HD> struct decode_shared {
     bf16 q[DECODE_ROWS * attn_pitch<HD>];
     bf16 p[DECODE_ROWS * attn_pitch<ATTN_KEY_BLOCK>];
@@ -21,7 +21,7 @@ template <int HD> struct decode_shared {
 };
 
 struct decode_workspace {
-    int *counters;  /* [slot, kv head]: splits done; zero between calls */
+    int *counters;  /* [slot, kv head]: number of finished splits; zero between calls */
     float2 *stats;  /* [row, split]: maximum and sum */
     float *outputs; /* [row, split, head_dim]; row = token * num_heads + head */
 };
@@ -31,7 +31,7 @@ struct decode_plan {
     decode_workspace workspace;
 };
 
-/* A tile and the keys that it sees. */
+/* A tile and the keys that it attends to. */
 struct decode_task {
     const bf16 *q, *k, *v;
     bf16 *out;
@@ -41,7 +41,7 @@ struct decode_task {
     int group, head, num_heads; /* head: first query head of the group */
     int position;               /* of the sequence's first query */
     int first_position;         /* of the tile's first row */
-    int first, end;             /* keys that some row of the tile sees */
+    int first, end;             /* keys that some row of the tile attends to */
     int window;
     float c; /* scale * log2(e) */
 };
@@ -71,7 +71,7 @@ __device__ inline int64_t decode_row_offset(const decode_task &task, int64_t str
     return (task.tile.begin + r / task.group) * stride + (int64_t)(task.head + r % task.group) * head_dim;
 }
 
-/* Barrier of the warps that compute. */
+/* Barrier of the compute warps. */
 __device__ inline void decode_sync()
 {
     asm volatile("bar.sync 1, %0;" ::"n"(DECODE_THREADS) : "memory");
@@ -88,8 +88,8 @@ template <int HD> __device__ inline void decode_load_queries(bf16 *q, const deco
     }
 }
 
-/* Address of 16-byte unit u of a row of a key block: rows with padding, or halves of 64 columns with the copy
- * engine's swizzle (attn_sm90.cuh). */
+/* Address of 16-byte unit u of a row of a key block: rows with padding, or halves of 64 columns with the TMA
+ * swizzle (attn_sm90.cuh). */
 template <int HD, bool SWIZZLED> __device__ inline const bf16 *decode_unit(const bf16 *tile, int row, int u)
 {
     return SWIZZLED ? tile + (u / 8 * ATTN_KEY_BLOCK + row) * 64 + (u % 8 ^ row % 8) * 8
@@ -129,7 +129,7 @@ __device__ inline void decode_quarter_scores(float (&s)[16], const uint32_t (&q)
     }
 }
 
-/* The maxima of this warp's quarter, to be read after the next barrier. */
+/* Writes the maxima of this warp's quarter, to be read after the next barrier. */
 template <int HD> __device__ inline void decode_share_maxima(decode_shared<HD> &sm, const float (&s)[16])
 {
     int warp = threadIdx.x / 32, g = attn_lane() / 4, t = attn_lane() % 4;
@@ -147,8 +147,8 @@ template <int HD> __device__ inline void decode_share_maxima(decode_shared<HD> &
     }
 }
 
-/* Scores to exponentials, given everyone's maxima; leaves the probabilities in sm.p and the sum of this
- * warp's quarter in sm.sum, both to be read after the next barrier. */
+/* Turns scores into exponentials, given the maxima of all warps; writes the probabilities to sm.p and the sum
+ * of this warp's quarter to sm.sum, both to be read after the next barrier. */
 template <int HD>
 __device__ inline void decode_share_probs(decode_shared<HD> &sm, float (&s)[16], attn_softmax &state, float c,
                                           float (&alpha)[2])
@@ -194,7 +194,7 @@ __device__ inline void decode_add_output(float (&o)[DECODE_TILES<HD> * 4], const
     }
 }
 
-/* What a split leaves for the merge. */
+/* Writes a split's results for the merge. */
 template <int HD>
 __device__ inline void decode_store_split(const decode_plan &plan, const decode_task &task, int split,
                                           const float (&o)[DECODE_TILES<HD> * 4], const attn_softmax &state)
@@ -221,8 +221,8 @@ __device__ inline void decode_store_split(const decode_plan &plan, const decode_
     }
 }
 
-/* Merges splits first_split.. of every row in ascending order: four columns a thread at a time, with the
- * loads of eight splits under way together. */
+/* Merges splits first_split.. of every row in ascending order: four columns per thread at a time, with the
+ * loads of eight splits in flight. */
 template <int HD>
 __device__ inline void decode_merge_splits(const decode_plan &plan, const decode_task &task, int first_split,
                                            int num_splits)
@@ -267,14 +267,14 @@ __device__ inline void decode_merge_splits(const decode_plan &plan, const decode
     }
 }
 
-/* Block after `block` among the splits part, part + num_parts, ... */
+/* The block after `block` among the splits part, part + num_parts, ... */
 __device__ inline int decode_next_block(int block, int num_parts)
 {
     return (block + 1) % DECODE_SPLIT_BLOCKS ? block + 1 : block + 1 + (num_parts - 1) * DECODE_SPLIT_BLOCKS;
 }
 
 /* The slot-th tile over all sequences, and how many keys its sequence has. False beyond the last one. The
- * loads of all rounds are independent, and what the winner loaded is passed on by shuffles. */
+ * loads of all rounds are independent; the lane that finds the tile passes its values on by shuffles. */
 __device__ inline bool decode_find_tile(attn_tile *tile, int *seq_len, const rk_cuda_attn_paged_args &args,
                                         int slot, int group)
 {
@@ -337,10 +337,10 @@ __device__ inline decode_task decode_make_task(const rk_cuda_attn_paged_args &ar
     return task;
 }
 
-/* What a block of threads takes of its tile. */
+/* The part of a tile that a thread block processes. */
 struct decode_part {
-    int first_split, num_splits; /* of the tile */
-    int first_block;             /* key block at which this block of threads starts */
+    int first_split, num_splits; /* splits of the tile */
+    int first_block;             /* key block at which this thread block starts */
 };
 
 /* False: nothing to do. */
@@ -359,14 +359,14 @@ __device__ inline bool decode_begin(decode_task *task, decode_part *part, const 
     return (int)blockIdx.y < part->num_splits;
 }
 
-/* What the warps that compute carry from block to block. */
+/* State of the compute warps between blocks. */
 template <int HD> struct decode_state {
     uint32_t q[HD / 16][4];
     float o[DECODE_TILES<HD> * 4];
     attn_softmax softmax;
     float alpha[2];
     int num_done; /* splits */
-    /* Where this block of threads has all splits of the tile: what they come to so far. */
+    /* Valid if this thread block has all splits of the tile: the merged result so far. */
     attn_total total[2];
     float sum[DECODE_TILES<HD> * 4];
 };
@@ -376,7 +376,7 @@ __device__ inline bool decode_has_all_splits(const decode_plan &plan, const deco
     return plan.num_parts == 1 || part.num_splits == 1;
 }
 
-/* The output of a tile whose splits this block of threads has all. */
+/* Stores the output of a tile of which this thread block has all splits. */
 template <int HD>
 __device__ inline void decode_store_output(const decode_task &task, const decode_state<HD> &state)
 {
@@ -394,7 +394,7 @@ __device__ inline void decode_store_output(const decode_task &task, const decode
     }
 }
 
-/* Before the first block: the queries must be in sm.q. */
+/* Call before the first block: the queries must be in sm.q. */
 template <int HD> __device__ inline void decode_init(decode_state<HD> &state, const decode_shared<HD> &sm)
 {
     attn_softmax_clear(state.softmax);
@@ -408,7 +408,7 @@ template <int HD> __device__ inline void decode_init(decode_state<HD> &state, co
         attn_load_a<HD>(state.q[kk], sm.q, 0, kk);
 }
 
-/* The output of a block of keys whose values, probabilities and sums are in shared memory. */
+/* Adds the output of a block of keys whose values, probabilities and sums are in shared memory. */
 template <int HD, bool SWIZZLED>
 __device__ inline void decode_add_block(decode_state<HD> &state, const decode_shared<HD> &sm, const bf16 *v)
 {
@@ -429,7 +429,7 @@ __device__ inline void decode_add_block(decode_state<HD> &state, const decode_sh
     decode_add_output<HD, SWIZZLED>(state.o, sm, v);
 }
 
-/* After every block: ends the split if it was the split's last. */
+/* Call after every block: finishes the split if this was its last block. */
 template <int HD>
 __device__ inline void decode_end_block(decode_state<HD> &state, const decode_plan &plan,
                                         const decode_task &task, const decode_part &part, int block)
@@ -447,7 +447,7 @@ __device__ inline void decode_end_block(decode_state<HD> &state, const decode_pl
     state.num_done++;
 }
 
-/* After the last block, by the threads that computed: the last block of threads of a tile merges. */
+/* Call after the last block, on the compute warps: the last thread block of a tile merges. */
 template <int HD>
 __device__ inline void decode_end(decode_shared<HD> &sm, const decode_plan &plan, const decode_task &task,
                                   const decode_part &part, const decode_state<HD> &state)
@@ -458,14 +458,14 @@ __device__ inline void decode_end(decode_shared<HD> &sm, const decode_plan &plan
         decode_store_output<HD>(task, state);
         return;
     }
-    __threadfence(); /* this thread's share of the splits, before the count */
+    __threadfence(); /* publishes this thread's results before the count */
     decode_sync();   /* everyone's */
     if (threadIdx.x == 0)
         sm.is_last = atomicAdd(counter, num_done) + num_done == part.num_splits;
-    decode_sync(); /* is_last is there */
+    decode_sync(); /* is_last is written */
     if (!sm.is_last)
         return;
-    __threadfence(); /* the count, before the splits of other blocks are read */
+    __threadfence(); /* orders the count before reading the splits of other thread blocks */
     decode_merge_splits<HD>(plan, task, part.first_split, part.num_splits);
     if (threadIdx.x == 0)
         *counter = 0;

@@ -1,6 +1,5 @@
-/* Attention over the paged cache for few queries a sequence, head_dim 64 and 128, keys and values through
- * the copy engine. Twin of kernels/cpu/attn_paged.c; the plan is that of attn_decode.cu, with one
- * difference:
+/* Attention over the paged cache for few queries a sequence, head_dim 64 and 128, keys and values by TMA.
+ * Twin of kernels/cpu/attn_paged.c; the plan is that of attn_decode.cu, with one difference:
  *
  * Pipeline     A fifth warp walks the block table and has the engine copy the cache's blocks, one lane
  *              each, into a ring of key blocks (96 KiB, two blocks of threads an SM); the four that
@@ -49,13 +48,13 @@ template <int HD> __device__ inline void init_barriers(decode_smem<HD> &sm)
 {
     for (int i = 0; i < STAGES<HD>; i++) {
         attn_bar_init(&sm.full[i], 1);
-        attn_bar_init(&sm.empty[i], DECODE_THREADS); /* all that read */
+        attn_bar_init(&sm.empty[i], DECODE_THREADS); /* all compute threads */
     }
     attn_bar_init_fence();
 }
 
-/* The cache block that this lane has copied of a key block (one lane each). One that no row of the tile sees
- * may be gone: another one's keys stand in for it. */
+/* The cache block that this lane copies for a key block (one lane each). A cache block that no row of the
+ * tile attends to may have been freed: it is replaced by another valid block. */
 __device__ inline int find_entry(const decode_task &task, int block)
 {
     int at = attn_lane() << task.keys.shift, j = block * ATTN_KEY_BLOCK + at;
@@ -65,7 +64,7 @@ __device__ inline int find_entry(const decode_task &task, int block)
     return attn_table_entry(task.keys, min(max(j, task.first), task.end - 1));
 }
 
-/* A key block of k or v into the next stage, by the producer warp. */
+/* Copies a key block of k or v into the next stage, by the producer warp. */
 template <int HD>
 __device__ inline void load_block(decode_smem<HD> &sm, const CUtensorMap *map, const decode_task &task,
                                   int kv_head, int item, int entry)
@@ -75,12 +74,12 @@ __device__ inline void load_block(decode_smem<HD> &sm, const CUtensorMap *map, c
     attn_bar_wait(&sm.empty[stage], item / STAGES<HD> % 2 ^ 1);
     if (attn_lane() == 0)
         attn_bar_expect(&sm.full[stage], ATTN_KEY_BLOCK * HD * 2);
-    __syncwarp(); /* the bytes are announced before they come */
+    __syncwarp(); /* the expected bytes are announced before the copies */
     if (at < ATTN_KEY_BLOCK)
         attn_tma_load<HD>(sm.kv[stage], ATTN_KEY_BLOCK, at, map, &sm.full[stage], {0, kv_head, entry});
 }
 
-/* Key blocks without a new token may come before the stream has been waited for. */
+/* Key blocks without tokens of this step may be loaded before waiting for the stream. */
 template <int HD>
 __device__ inline void produce(decode_smem<HD> &sm, const decode_maps &maps, const decode_task &task,
                                const decode_part &part, int kv_head, int num_parts)
@@ -110,7 +109,7 @@ template <int HD> __device__ inline void release(decode_smem<HD> &sm, int item)
     attn_bar_arrive(&sm.empty[item % STAGES<HD>]);
 }
 
-/* This block's splits, one after the other, by the four warps that compute. */
+/* Processes this thread block's splits in order, by the four compute warps. */
 template <int HD>
 __device__ inline void run_splits(decode_smem<HD> &sm, const decode_plan &plan, const decode_task &task,
                                   const decode_part &part, decode_state<HD> &state)
@@ -118,22 +117,22 @@ __device__ inline void run_splits(decode_smem<HD> &sm, const decode_plan &plan, 
     decode_load_queries<HD>(sm.shared.q, task);
     attn_copy_commit();
     attn_copy_wait<0>();
-    decode_sync(); /* the queries are there */
+    decode_sync(); /* the queries are in shared memory */
     decode_init(state, sm.shared);
     for (int block = part.first_block, item = 0; block * ATTN_KEY_BLOCK < task.end; item += 2) {
-        int num_keys = task.end - block * ATTN_KEY_BLOCK; /* that exist from the block's start */
+        int num_keys = task.end - block * ATTN_KEY_BLOCK; /* existing keys from the start of the block */
         bf16 *v;
         float s[16];
 
         decode_quarter_scores<HD, true>(s, state.q, wait_full(sm, item), task, block);
         release(sm, item);
         decode_share_maxima(sm.shared, s);
-        decode_sync(); /* the maxima are there */
+        decode_sync(); /* the maxima are written */
         decode_share_probs(sm.shared, s, state.softmax, task.c, state.alpha);
         v = const_cast<bf16 *>(wait_full(sm, item + 1));
-        if (num_keys < ATTN_KEY_BLOCK) /* the last block: nothing is copied over it any more */
+        if (num_keys < ATTN_KEY_BLOCK) /* the last block: no later copy overwrites the zeros */
             attn_zero_tail<HD, ATTN_KEY_BLOCK>(v, num_keys);
-        decode_sync(); /* the probabilities and the sums are there, and the zeros */
+        decode_sync(); /* the probabilities, the sums and the zeros are written */
         decode_add_block<HD, true>(state, sm.shared, v);
         release(sm, item + 1);
         decode_end_block(state, plan, task, part, block);
@@ -164,12 +163,12 @@ __global__ void __launch_bounds__(THREADS)
     if (!args.past_is_settled)
         rk_wait_for_stream();
     has_part = decode_begin(&task, &part, args);
-    __syncthreads(); /* the barriers are ready */
+    __syncthreads(); /* the barriers are initialized */
     if (has_part && threadIdx.x >= DECODE_THREADS)
         produce(sm, maps, task, part, blockIdx.x % args.num_kv_heads, plan.num_parts);
     if (threadIdx.x >= DECODE_THREADS)
         return;
-    rk_wait_for_stream(); /* the queries, and the keys and values of the step */
+    rk_wait_for_stream(); /* inputs from here on: the queries, and the keys and values of this step */
     if (!has_part)
         return;
     run_splits(sm, plan, task, part, state);
