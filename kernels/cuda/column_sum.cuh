@@ -1,25 +1,26 @@
-/* Sums over the rows of a tensor in one launch: every block leaves the sums of its own rows in memory, and
- * blocks that come last add those of others, in an order that does not depend on who is last. */
+/* Sums over the rows of a tensor in one launch: every thread block writes the sums of its own rows to memory,
+ * and the last one to finish adds them, in an order that does not depend on which block is last. */
 #ifndef RK_CUDA_COLUMN_SUM_CUH
 #define RK_CUDA_COLUMN_SUM_CUH
 
 #include "kernels/cuda/cuda_common.cuh"
 
-/* Counts this block at `counter`, which goes from 0 to `count` and is left at 0. Says whether it is the last
- * one: then what the others wrote before is seen by all of its threads. To be called by all of them. */
+/* Counts this thread block in `counter`, which goes from 0 to `count` and is reset to 0. Returns whether it
+ * is the last one: then earlier writes of the other blocks are visible to all of its threads. Call it on all
+ * threads. */
 __device__ __forceinline__ bool rk_is_last_of(int *counter, int count)
 {
     __shared__ bool is_last;
 
-    __syncthreads(); /* all threads have written; none still reads an earlier answer */
+    __syncthreads(); /* all threads have written; all have read the previous result */
     if (threadIdx.x == 0 && threadIdx.y == 0) {
-        __threadfence(); /* the block's part, before the count */
+        __threadfence(); /* publishes the block's part before the count */
         is_last = atomicAdd(counter, 1) == count - 1;
         if (is_last)
             *counter = 0;
-        __threadfence(); /* the count, before the parts of others are read */
+        __threadfence(); /* orders the count before reading the parts of others */
     }
-    __syncthreads(); /* the answer is there */
+    __syncthreads(); /* the result is written */
     return is_last;
 }
 
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(32 * RK_TILE_COLUMN_ROWS)
     for (int i = 0; i < RUN; i++)
         sum += values[i];
     sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads(); /* all sums of a column are there */
+    __syncthreads(); /* all sums of a column are written */
     if (threadIdx.y > 0 || col >= num_cols)
         return;
     sum = 0;

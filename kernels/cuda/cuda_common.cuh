@@ -1,8 +1,8 @@
-/* What the kernels share: types, packs of elements, reductions over a block, dispatch by dtype.
+/* Common code of the kernels: types, packs of elements, reductions over a thread block, dispatch by dtype.
  *
  * Numerics of the folder: arithmetic in f32 (f64 for F64 tensors), one rounding of each result, compiled with
- * -fmad=false like the host code: bits do not depend on where the compiler finds a multiply-add. Sums have
- * one order for a given length; nothing depends on the number of SMs or on alignment. */
+ * -fmad=false like the host code: results do not depend on where the compiler contracts a multiply-add. Sums
+ * have one order for a given length; results do not depend on the number of SMs or on alignment. */
 #ifndef RK_CUDA_COMMON_CUH
 #define RK_CUDA_COMMON_CUH
 
@@ -25,7 +25,7 @@ template <> struct rk_acc_of<double> {
 };
 template <class T> using rk_acc = typename rk_acc_of<T>::type;
 
-/* That of an operation over two dtypes. */
+/* Arithmetic type of an operation over two dtypes. */
 template <class A, class B> struct rk_common_of {
     typedef float type;
 };
@@ -60,7 +60,7 @@ template <> __device__ __forceinline__ double rk_widen<double>(rk_f16 value)
     return __half2float(value);
 }
 
-/* To nearest, ties to even, once. */
+/* Rounds once, to nearest, ties to even. */
 template <class T, class A> __device__ __forceinline__ T rk_narrow(A value)
 {
     return (T)value;
@@ -82,7 +82,7 @@ template <> __device__ __forceinline__ rk_f16 rk_narrow<rk_f16>(double value)
     return __double2half(value);
 }
 
-/* Two, the first in the lower half. */
+/* Rounds two values, the first into the lower half. */
 __device__ __forceinline__ uint32_t rk_narrow_two(float first, float second, rk_bf16)
 {
     __nv_bfloat162 two = __floats2bfloat162_rn(first, second);
@@ -111,10 +111,10 @@ __device__ __forceinline__ double rk_fma(double a, double b, double c)
     return fma(a, b, c);
 }
 
-/* --- packs: N elements that are loaded and stored by 128-bit instructions where the memory allows it.
+/* --- packs: N elements that are loaded and stored by 128-bit instructions if alignment permits.
  *
- * Held as words: where a kernel joins the aligned and the other way of loading, elements would be taken apart
- * at once, and so each load waited for before the next is issued. --- */
+ * Stored as words: with elements, a kernel with an aligned and an unaligned load path would unpack each load
+ * at once, and so wait for it before it issues the next. --- */
 
 template <class T, int N> struct rk_pack {
     static constexpr int WORDS = N * (int)sizeof(T) / 4;
@@ -154,7 +154,7 @@ template <class T, int N> struct rk_pack {
     }
 };
 
-/* All elements at once, in fewer instructions than one by one. */
+/* Converts all elements at once, in fewer instructions than one by one. */
 template <class A, class T, int N>
 __device__ __forceinline__ void rk_unpack(A (&values)[N], const rk_pack<T, N> &pack)
 {
@@ -211,7 +211,7 @@ template <int WORDS> __device__ __forceinline__ void rk_load_words(uint32_t *wor
     }
 }
 
-/* The intrinsic is a plain store that the compiler does not take apart. */
+/* The intrinsic is a plain store that the compiler does not split. */
 template <int WORDS> __device__ __forceinline__ void rk_store_words(void *dst, const uint32_t *word)
 {
     if constexpr (WORDS == 2) {
@@ -223,7 +223,7 @@ template <int WORDS> __device__ __forceinline__ void rk_store_words(void *dst, c
     }
 }
 
-/* Elements [0, count) of `src`, zeros behind them. `aligned`: src is a multiple of 16 bytes. */
+/* Loads elements [0, count) of `src`, followed by zeros. `aligned`: src is a multiple of 16 bytes. */
 template <int N, class T>
 __device__ __forceinline__ rk_pack<T, N> rk_load(const T *src, int64_t count, bool aligned)
 {
@@ -253,7 +253,7 @@ __device__ __forceinline__ void rk_store(T *dst, const rk_pack<T, N> &pack, int6
     }
 }
 
-/* --- copies to shared memory that do not pass through registers, in groups that are waited for in order ---
+/* --- asynchronous copies to shared memory (cp.async), in groups that complete in order ---
  */
 
 /* 16 bytes, of which `bytes` (at most 16) are copied and the rest zeroed; both sides aligned to 16. */
@@ -271,18 +271,18 @@ __device__ __forceinline__ void rk_copy_commit()
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Until at most PENDING of the thread's groups are on their way. */
+/* Waits until at most PENDING of the thread's groups are in flight. */
 template <int PENDING> __device__ __forceinline__ void rk_copy_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* --- kernels that are launched while the one before them on the stream ends (rk_launch): from compute
- * capability 9.0 on their blocks come as soon as the others' have begun and there is room, and wait here ---
+/* --- programmatic dependent launch (rk_launch), from compute capability 9.0 on: thread blocks of a kernel
+ * start when all those of the previous kernel have started and there is room, and wait here ---
  */
 
-/* The blocks of the next kernel may come, when all of this one have said so. Where that is before they wait
- * themselves, they must be few and small: those of the next kernel take the room. */
+/* Allows the next kernel to start once all thread blocks of this one have called it. A kernel that calls it
+ * before it waits itself must have few, small thread blocks, because the next kernel's occupy SMs. */
 __device__ __forceinline__ void rk_start_next()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -290,7 +290,7 @@ __device__ __forceinline__ void rk_start_next()
 #endif
 }
 
-/* What was enqueued before is done and seen. */
+/* Waits until earlier work on the stream is complete and visible. */
 __device__ __forceinline__ void rk_wait_for_previous()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -298,16 +298,17 @@ __device__ __forceinline__ void rk_wait_for_previous()
 #endif
 }
 
-/* The first statement of such a kernel that reads or writes what is not settled: what was enqueued before is
- * done and seen, and the blocks of the next kernel may come. */
+/* Call before the first access to memory that earlier work on the stream uses: waits until that work is
+ * complete and visible, and allows the next kernel to start. */
 __device__ __forceinline__ void rk_wait_for_stream()
 {
     rk_wait_for_previous();
     rk_start_next();
 }
 
-/* Brings memory to L2 on such devices; address and size are multiples of 16. A kernel that still waits can do
- * so with what those before it write: nothing is read here, and L2 is where they write to. */
+/* Prefetches memory to L2 on such devices; address and size are multiples of 16. A kernel that has not waited
+ * yet may prefetch memory that earlier kernels write: no value is read here, and their writes go to L2
+ * too. */
 __device__ __forceinline__ void rk_prefetch(const void *at, int bytes)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -326,8 +327,8 @@ template <class A> __device__ __forceinline__ A rk_warp_sum(A value)
     return value;
 }
 
-/* Sum over the block, to all threads. `shared` has room for 32 elements and may be used again at once: two
- * barriers keep the parts of this sum and of the next apart. */
+/* Sum over the thread block, for all threads. `shared` has 32 elements and may be reused at once: two
+ * barriers separate this sum from the next. */
 template <class A> __device__ __forceinline__ A rk_block_sum(A value, A *shared)
 {
     int num_warps = blockDim.x / 32;
@@ -343,16 +344,16 @@ template <class A> __device__ __forceinline__ A rk_block_sum(A value, A *shared)
     return sum;
 }
 
-/* A barrier of the threads of a block that have the same threadIdx.y: blockDim.x is a multiple of 32,
- * blockDim.y at most 15. All threads of a block should come to as many of them: racecheck counts them
- * together. Barrier 0 is that of the block. */
+/* A barrier of the threads of a block with equal threadIdx.y: blockDim.x is a multiple of 32, blockDim.y at
+ * most 15. All threads of a block should call it the same number of times, because racecheck counts the calls
+ * together. Barrier 0 is __syncthreads(). */
 __device__ __forceinline__ void rk_group_sync(void)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.y), "r"(blockDim.x) : "memory");
 }
 
-/* The same as rk_block_sum for a loop and such a group, with one barrier. `shared` has room for 64 elements
- * for each group, of which the sum takes one half and the next one (turn + 1) the other. */
+/* Like rk_block_sum, for such a group in a loop, with one barrier. `shared` has 64 elements per group; sums
+ * alternate between its halves (turn, turn + 1). */
 template <class A> __device__ __forceinline__ A rk_group_sum_in_turn(A value, A *shared, int64_t turn)
 {
     int num_warps = blockDim.x / 32;
@@ -368,7 +369,7 @@ template <class A> __device__ __forceinline__ A rk_group_sum_in_turn(A value, A 
     return sum;
 }
 
-/* The largest of the block, to all threads; NaN has no part in it. */
+/* Maximum over the thread block, for all threads; NaN is ignored. */
 __device__ __forceinline__ double rk_block_max(double value, double *shared)
 {
     int num_warps = blockDim.x / 32;
@@ -408,7 +409,7 @@ static inline cudaStream_t rk_stream_of(void *stream)
     return ((struct rk_cuda_stream *)stream)->stream;
 }
 
-/* What a kernel runs on. */
+/* Launch configuration of a kernel. */
 struct rk_grid {
     const struct rk_cuda_stream *stream;
     dim3 blocks, threads;
@@ -433,18 +434,18 @@ static inline void rk_launch(const rk_grid &grid, void (*kernel)(Params...), con
     (void)cudaLaunchKernelEx(&config, kernel, (Params)args...);
 }
 
-/* A grid has at most 2^31 - 1 blocks in x; what needs more is no tensor of a model. */
+/* A grid has at most 2^31 - 1 blocks in x, more than tensors of models need. */
 static inline struct rk_status *rk_check_grid(const char *op, int64_t num_blocks)
 {
     if (num_blocks > INT32_MAX)
-        return RK_FAIL(RK_UNIMPLEMENTED, "%s: %lld blocks of work, this backend takes at most %d", op,
+        return RK_FAIL(RK_UNIMPLEMENTED, "%s: %lld blocks of work, this backend supports at most %d", op,
                        (long long)num_blocks, INT32_MAX);
     return NULL;
 }
 
 static inline struct rk_status *rk_no_dtype(const char *op, rk_dtype_t dtype)
 {
-    return RK_FAIL(RK_UNIMPLEMENTED, "%s: this backend lacks it for %s", op, rk_dtype_name(dtype));
+    return RK_FAIL(RK_UNIMPLEMENTED, "%s: this backend does not support %s", op, rk_dtype_name(dtype));
 }
 
 #define RK_DTYPE_CASE(enumerator, type, T, ...) \
@@ -465,7 +466,7 @@ static inline struct rk_status *rk_no_dtype(const char *op, rk_dtype_t dtype)
         return rk_no_dtype(op, dtype);                        \
     }
 
-/* The same for operators that compute in f32 only. */
+/* The same for operators that compute only in f32. */
 #define RK_FOR_DTYPE_TO_F32(op, dtype, T, ...)                \
     switch (dtype) {                                          \
         RK_DTYPE_CASE(RK_DTYPE_BF16, rk_bf16, T, __VA_ARGS__) \

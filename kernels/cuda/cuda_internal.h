@@ -1,7 +1,7 @@
-/* Private to kernels/cuda/: the handles of the backend, its errors, and what its files offer each other.
+/* Private to kernels/cuda/: the handles of the backend, its errors, and functions that its files share.
  *
- * A process opens its devices on one thread (the engine's), which then has this device as its current one:
- * nothing here selects it again. */
+ * A process opens its devices on one thread (the engine's), which then has this device as its current device:
+ * no function selects it again. */
 #ifndef RK_CUDA_INTERNAL_H
 #define RK_CUDA_INTERNAL_H
 
@@ -13,8 +13,8 @@
 
 RK_BEGIN_DECLS
 
-/* Scratch of a stream that cuBLASLt multiplies on: what the library asks for on Hopper; smaller ones rule out
- * kernels. */
+/* cuBLASLt workspace of a stream: the size that NVIDIA recommends for Hopper; a smaller one excludes
+ * algorithms. */
 #define RK_CUDA_WORKSPACE_BYTES ((size_t)32 << 20)
 
 #define RK_CUDA_COMPARE_BYTES (RK_CUDA_WORKSPACE_BYTES - 256)
@@ -26,19 +26,19 @@ struct rk_cuda_device {
     int compute_capability; /* 80, 90, ... */
     int num_sms;
     int max_shared_bytes; /* of a block, dynamic and static */
-    bool has_sm90a;       /* it is 9.0, and the plug-in has code with Hopper's own instructions */
-    bool sync_launch;     /* RK_SYNC_LAUNCH=1: wait after every launch, so that an error has the right name */
+    bool has_sm90a;       /* compute capability 9.0, and the plug-in has sm_90a code */
+    bool sync_launch;     /* RK_SYNC_LAUNCH=1: wait after every launch, so that an error names its operator */
     cublasLtHandle_t blas;
     struct rk_cuda_gemm_plans *plans; /* of gemm.c */
-    cudaStream_t probe;               /* carries nothing; asked for the state of the device */
-    uint64_t own_bytes, num_own;      /* scratch of the streams; how often some was taken */
+    cudaStream_t probe;               /* carries no work; used to query the state of the device */
+    uint64_t own_bytes, num_own;      /* scratch of the streams, in bytes; number of allocations */
     struct rk_cuda_vmm *vmm;          /* of ranges_cuda.c; NULL until the first range */
 };
 
-/* Ints at the beginning of `splits` that are zero between calls. */
+/* Number of ints at the beginning of `splits` that are zero between calls. */
 #define RK_CUDA_COUNTERS (1 << 16)
 
-/* Memory that grows to what the largest call needed and stays: no allocation after warm-up. */
+/* Memory that grows to the maximum of all calls and is kept: no allocation after warm-up. */
 struct rk_cuda_buffer {
     void *data;
     size_t bytes;
@@ -48,10 +48,10 @@ struct rk_cuda_stream {
     struct rk_cuda_device *dev;
     cudaStream_t stream;
     struct rk_cuda_buffer scratch; /* undefined between calls */
-    /* Counters, zero between calls; behind them the splits of paged attention, as the last call left them. */
+    /* Counters, zero between calls; then the splits of paged attention, as the last call left them. */
     struct rk_cuda_buffer splits;
-    uint64_t num_moves; /* how often scratch has moved: graphs recorded before are stale */
-    bool is_recording;  /* a graph: nothing may wait or allocate */
+    uint64_t num_moves; /* how often scratch was reallocated: graphs recorded before are invalid */
+    bool is_recording;  /* recording a graph: calls must not wait or allocate */
 };
 
 /* --- errors (device_cuda.c) --- */
@@ -61,7 +61,7 @@ struct rk_cuda_stream {
 struct rk_status *rk_cuda_status(cudaError_t error, const char *call) RK_NODISCARD;
 /* INTERNAL unless the call succeeded. */
 struct rk_status *rk_cuda_blas_status(cublasStatus_t error, const char *call) RK_NODISCARD;
-/* To be called after every launch of `op`. */
+/* Call after every launch of `op`. */
 struct rk_status *rk_cuda_launched(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
                                    const char *op) RK_NODISCARD;
 
@@ -70,9 +70,9 @@ struct rk_status *rk_cuda_launched(const struct rk_cuda_device *dev, const struc
 
 /* --- memory (device_cuda.c) --- */
 
-/* Zeroes on the default stream, which no other stream waits for, and waits. */
+/* Zeroes memory on the default stream, which no other stream waits for, and waits. */
 struct rk_status *rk_cuda_zero_now(void *ptr, size_t bytes) RK_NODISCARD;
-/* RESOURCE_EXHAUSTED with what the GPU has free. */
+/* RESOURCE_EXHAUSTED with the free memory of the GPU. */
 struct rk_status *rk_cuda_no_memory(void) RK_NODISCARD;
 
 /* --- address ranges (ranges_cuda.c): entries of rk_device_ops --- */
@@ -81,7 +81,7 @@ struct rk_status *rk_cuda_range_commit(void *handle, void *range, size_t bytes) 
 struct rk_status *rk_cuda_range_release(void *handle, void *range, size_t bytes) RK_NODISCARD;
 void rk_cuda_range_free(void *handle, void *range, size_t bytes);
 
-/* --- streams (stream_cuda.c), events (event_cuda.c), graphs (graph_cuda.c): the same --- */
+/* --- streams (stream_cuda.c), events (event_cuda.c), graphs (graph_cuda.c): entries of rk_device_ops --- */
 struct rk_status *rk_cuda_stream_reserve(void *handle, void *stream_handle,
                                          const struct rk_workspace *workspace) RK_NODISCARD;
 void rk_cuda_stream_destroy(void *handle, void *stream_handle);
@@ -109,12 +109,12 @@ void rk_cuda_graph_destroy(void *handle, void *graph);
 
 /* --- scratch (device_cuda.c) --- */
 
-/* Makes `buffer` (of `stream`) hold at least `bytes`, aligned to 256. What is new is zeroed, what was there
- * is lost when it grows. */
+/* Makes `buffer` (of `stream`) hold at least `bytes`, aligned to 256. When it grows, the new memory is zeroed
+ * and the old contents are lost. */
 struct rk_status *rk_cuda_reserve(struct rk_cuda_stream *stream, struct rk_cuda_buffer *buffer,
                                   size_t bytes) RK_NODISCARD;
 
-/* --- workspaces: what the operators that reserve scratch will reserve; limits: what they lack --- */
+/* --- workspaces: scratch that operators will reserve; limits: unsupported arguments --- */
 
 #define X(op, args_type)                                                                       \
     struct rk_workspace rk_cuda_workspace_##op(const void *dev, const struct args_type *args); \
@@ -125,21 +125,21 @@ RK_KERNEL_TABLE(X)
 /* --- products --- */
 
 void rk_cuda_gemm_plans_destroy(struct rk_cuda_gemm_plans *plans); /* NULL is a no-op */
-/* Any shape, stride and transpose; one ascending chain over K per output (gemm_chain.cu). */
+/* Supports all shapes, strides and transposes; sums sequentially over K (gemm_chain.cu). */
 struct rk_status *rk_cuda_gemm_chain(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
                                      const struct rk_gemm_args *args) RK_NODISCARD;
-/* Whether two matrices of a 16-bit type or F32, of one shape, agree in every bit; waits. Takes the bytes of
- * the scratch from RK_CUDA_COMPARE_BYTES on; what lies before them may be compared. */
+/* Whether two matrices of a 16-bit type or F32, of equal shape, are bit-identical; waits. Uses the scratch
+ * memory from RK_CUDA_COMPARE_BYTES on; the matrices may be before that. */
 struct rk_status *rk_cuda_same_bits(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
                                     rk_tensor_t x, rk_tensor_t y, bool *same) RK_NODISCARD;
-/* c[m][n] += bias[n] for products whose epilogue the library lacks. */
+/* c[m][n] += bias[n], for GEMMs whose epilogue cuBLASLt does not support. */
 struct rk_status *rk_cuda_add_bias(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
                                    rk_tensor_t c, rk_tensor_t bias) RK_NODISCARD;
 
 /* --- row moves (rows.cu) --- */
 
 /* Row r of num_rows: dst row dst_index[r] (r without an index) gets src row src_index[r] - src_begin. A dst
- * row out of range is skipped, a src row out of range is zeros. */
+ * row out of range is skipped, a src row out of range reads as zeros. */
 struct rk_cuda_row_move {
     rk_tensor_t dst, src; /* 2-d, same row length and dtype */
     const int32_t *dst_index, *src_index;

@@ -1,8 +1,8 @@
-/* NVIDIA GPUs: opening them, and their memory.
+/* NVIDIA GPUs: opens them and manages their memory.
  *
- * Linked with the static runtime, so that the plug-in loads where no toolkit is; the driver is looked up when
- * the first device is opened. cudaMalloc is called by rk_device_alloc and by scratch that grows, nowhere
- * else: both end with warm-up. */
+ * Linked with the static CUDA runtime, so that the plug-in loads on machines without a toolkit; the driver is
+ * loaded when the first device is opened. Only rk_device_alloc and growing scratch memory call cudaMalloc:
+ * both end with warm-up. */
 #include "kernels/cuda/cuda_internal.h"
 
 #include <stdio.h>
@@ -19,7 +19,7 @@ struct rk_status *rk_cuda_status(cudaError_t error, const char *call)
 {
     if (error == cudaSuccess)
         return NULL;
-    (void)cudaGetLastError(); /* a sticky error stays for rk_device_check to find */
+    (void)cudaGetLastError(); /* a sticky error remains for rk_device_check */
     if (error == cudaErrorMemoryAllocation)
         return RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM", "%s: %s", call, cudaGetErrorString(error));
     return RK_FAIL(RK_INTERNAL, "%s: %s (%s)", call, cudaGetErrorString(error), cudaGetErrorName(error));
@@ -53,21 +53,21 @@ static struct rk_status *no_driver(cudaError_t error)
 
     if (error == cudaErrorStubLibrary)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_DRIVER",
-                              "the libcuda.so.1 that was found is CUDA's stub for linking, not the NVIDIA "
-                              "driver: LD_LIBRARY_PATH must not name its folder");
+                              "libcuda.so.1 is the CUDA stub library for linking, expected the NVIDIA "
+                              "driver; remove the stub's directory from LD_LIBRARY_PATH");
     (void)cudaDriverGetVersion(&driver);
     if (driver == 0)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_DRIVER",
                               "the NVIDIA driver (libcuda.so.1) is not installed or not loaded");
     if (error == cudaErrorInsufficientDriver)
-        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_DRIVER",
-                              "the NVIDIA driver is for CUDA %d.%d, this plug-in for %d.%d: it is too old",
-                              driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
-                              CUDART_VERSION % 1000 / 10);
-    if (error == cudaErrorSystemNotReady) /* passes by itself: the fabric manager may start after us */
+        return RK_FAIL_REASON(
+            RK_FAILED_PRECONDITION, "NO_DRIVER",
+            "the NVIDIA driver supports CUDA %d.%d, this plug-in needs %d.%d; update the driver",
+            driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    if (error == cudaErrorSystemNotReady) /* temporary: the fabric manager may start after this process */
         return RK_FAIL_REASON(RK_UNAVAILABLE, "DRIVER_NOT_READY", "the NVIDIA driver is not ready: %s (%s)",
                               cudaGetErrorString(error), cudaGetErrorName(error));
-    return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_DRIVER", "the NVIDIA driver does not work: %s (%s)",
+    return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_DRIVER", "the NVIDIA driver fails: %s (%s)",
                           cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
@@ -79,7 +79,7 @@ static struct rk_status *find_device(int index)
     if (error != cudaSuccess)
         (void)cudaGetLastError();
     if (error == cudaErrorNoDevice)
-        return RK_FAIL_REASON(RK_NOT_FOUND, "NO_DEVICE", "the driver shows this process no NVIDIA GPU");
+        return RK_FAIL_REASON(RK_NOT_FOUND, "NO_DEVICE", "the driver reports no NVIDIA GPU for this process");
     if (error != cudaSuccess)
         return no_driver(error);
     if (index >= count)
@@ -88,7 +88,7 @@ static struct rk_status *find_device(int index)
     return NULL;
 }
 
-/* As nvidia-smi prints it. */
+/* In the format of nvidia-smi. */
 static void format_uuid(char uuid[RK_DEVICE_UUID_BYTES], const struct cudaDeviceProp *prop)
 {
     const unsigned char *id = (const unsigned char *)prop->uuid.bytes;
@@ -243,7 +243,7 @@ static struct rk_status *cuda_alloc(void *handle, void **out, size_t bytes)
     return st;
 }
 
-/* An error here belongs to earlier work and is reported by the next call. */
+/* An error here is that of earlier work; the next call reports it. */
 static void cuda_free(void *handle, void *ptr)
 {
     (void)handle;
@@ -290,7 +290,8 @@ struct rk_status *rk_cuda_reserve(struct rk_cuda_stream *stream, struct rk_cuda_
         return NULL;
     if (stream->is_recording)
         return RK_FAIL(RK_FAILED_PRECONDITION,
-                       "scratch of %zu bytes is wanted while a graph is recorded: run the operation before",
+                       "%zu bytes of scratch are needed while a graph is recorded; run the operation once "
+                       "before recording",
                        bytes);
     RK_CUDA(cudaMalloc(&grown, bytes));
     stream->dev->own_bytes += bytes - buffer->bytes;

@@ -51,8 +51,8 @@ struct rk_status *rk_cuda_stream_wait(void *handle, void *stream, void *event)
     return NULL;
 }
 
-/* Asked by threads that have nothing to do with what the engine's may be recording: relaxed, or the question
- * would end the recording. */
+/* Called by threads other than the engine's, which may be recording: relaxed mode, because the query would
+ * otherwise invalidate the recording. */
 bool rk_cuda_event_query(void *handle, void *event)
 {
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
@@ -62,7 +62,7 @@ bool rk_cuda_event_query(void *handle, void *event)
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     error = cudaEventQuery(event);
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
-    (void)cudaGetLastError(); /* "not yet" counts as one */
+    (void)cudaGetLastError(); /* cudaErrorNotReady is kept as the last error too */
     return error != cudaErrorNotReady;
 }
 

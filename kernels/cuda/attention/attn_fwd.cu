@@ -110,7 +110,7 @@ __device__ inline void store_rows(const fwd_task &task, const float (&sum)[OUT /
     }
 }
 
-/* Columns col.. of a key block, if some query sees it, as the next group of copies. */
+/* Copies columns col.. of a key block, if some query attends to it, as the next group of copies. */
 template <int HD, int COLS>
 __device__ inline void load_block(bf16 *tile, const bf16 *base, const attn_keys &keys, bool is_value,
                                   int block, int col)
@@ -120,7 +120,7 @@ __device__ inline void load_block(bf16 *tile, const bf16 *base, const attn_keys 
 
     if (key < keys.end)
         attn_load_keys<ATTN_KEY_BLOCK, WARPS, COLS>(tile, base, keys, is_value, key, col);
-    attn_copy_commit(); /* an empty group keeps the count of groups on the way */
+    attn_copy_commit(); /* an empty group keeps the number of groups in flight constant */
 }
 
 template <int HD> __device__ inline void fwd_block(const fwd_task &task, const attn_keys &keys, int slice)
@@ -145,9 +145,9 @@ template <int HD> __device__ inline void fwd_block(const fwd_task &task, const a
         uint32_t p[32];
 
         attn_copy_wait<1>();
-        __syncthreads(); /* K (and Q) are there */
+        __syncthreads(); /* K (and Q) are in shared memory */
         warp_scores<HD>(s, q, k, warp_row, num_tiles);
-        __syncthreads(); /* everyone has read K */
+        __syncthreads(); /* all warps have read K */
         load_block<HD, HD>(k, task.k, keys, false, block + 1, 0);
         if (row0 < next - 1 || task.window > 0)
             attn_mask_scores(s, row0, key, task.window);
@@ -159,7 +159,7 @@ template <int HD> __device__ inline void fwd_block(const fwd_task &task, const a
         attn_copy_wait<1>();
         __syncthreads(); /* V is there */
         warp_output<shape::OUT>(o, p, v, num_tiles);
-        __syncthreads(); /* everyone has read V */
+        __syncthreads(); /* all warps have read V */
         load_block<HD, shape::OUT>(v, task.v, keys, true, block + 1, col);
         if (next % ATTN_KEY_SPLIT == 0 || block == last) {
             attn_merge_rows(total, sum, state, o, task.c);
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(fwd_shape<HD>::THREADS)
     fwd_block<HD>(task, seen_keys(task, attn_paged_keys(args, tile.seq, kv_head)), blockIdx.y);
 }
 
-/* One block a tile of queries, head and slice of the output columns. */
+/* One thread block per tile of queries, head and slice of the output columns. */
 template <int HD> attn_grid fwd_grid(cudaStream_t stream, int num_tokens, int num_seqs, int num_heads)
 {
     using shape = fwd_shape<HD>;

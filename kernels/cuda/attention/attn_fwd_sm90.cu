@@ -30,12 +30,12 @@ namespace
 {
 
 constexpr int ROWS = 128, STAGES = 2, THREADS = 3 * ATTN_WG;
-enum { BAR_TURN = 1, BAR_TAIL = 3 }; /* hardware barriers, one for each warpgroup */
+enum { BAR_TURN = 1, BAR_TAIL = 3 }; /* named barriers, one per warpgroup */
 
-/* What the kernel needs of a packed or a paged call. */
+/* Parameters of the kernel for a packed or a paged call. */
 struct fwd_params {
     CUtensorMap q, k, v;
-    int num_items, num_heads;     /* tiles (or more) times heads, a head at a time */
+    int num_items, num_heads;     /* (upper bound of) tiles times heads, ordered by head */
     const int32_t *cu, *seq_lens; /* seq_lens: keys of each sequence; NULL: as many as queries */
     const int32_t *k_begin;       /* packed, with seq_lens; NULL: keys are the rows of the queries */
     const int32_t *table;         /* paged */
@@ -48,13 +48,12 @@ struct fwd_params {
     float *lse;
 };
 
-/* Queries of one head, at positions position.. of a sequence, and the key blocks that they see. */
+/* Queries of one head, at positions position.. of a sequence, and the key blocks that they attend to. */
 struct fwd_tile {
-    int seq, head, token,
-        num_rows;           /* token: the first query's row of q; num_rows <= 0: there are no more tiles */
-    int position, num_keys; /* num_keys: of the sequence */
-    int first, last;        /* key blocks */
-    int key_token;          /* packed: row of k of position 0 */
+    int seq, head, token, num_rows; /* token: the first query's row of q; num_rows <= 0: no more tiles */
+    int position, num_keys;         /* num_keys: of the sequence */
+    int first, last;                /* key blocks */
+    int key_token;                  /* packed: the row of k at position 0 */
 };
 
 template <int HD> struct fwd_smem {
@@ -69,7 +68,7 @@ template <int HD> struct fwd_smem {
 
 template <int HD> __device__ inline void init_barriers(fwd_smem<HD> &sm)
 {
-    constexpr int WARPS = 2 * ATTN_WG / 32; /* one lane of each warp that reads */
+    constexpr int WARPS = 2 * ATTN_WG / 32; /* one lane of each reading warp */
 
     attn_bar_init(&sm.q_full, 1);
     attn_bar_init(&sm.q_empty, 2 * ATTN_WG); /* every thread has read the tile's description */
@@ -82,13 +81,13 @@ template <int HD> __device__ inline void init_barriers(fwd_smem<HD> &sm)
     attn_bar_init_fence();
 }
 
-/* Item of the order that this block takes in a round. */
+/* The item that this thread block takes in a round. */
 __device__ inline int round_item(int round)
 {
     return round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
 }
 
-/* All lanes of the producer. False: the item is an unused rank. */
+/* Called by all lanes of the producer. False: the item is an unused rank. */
 template <bool OWN_KEYS> __device__ inline bool find_tile(fwd_tile *out, const fwd_params &params, int item)
 {
     attn_tiling tiling = {
@@ -114,8 +113,8 @@ template <bool OWN_KEYS> __device__ inline bool find_tile(fwd_tile *out, const f
     return true;
 }
 
-/* Paged: the cache block that this lane copies of a key block (one lane each). One that no query of the tile
- * sees may be gone: another one's rows stand in for it. */
+/* Paged: the cache block that this lane copies for a key block (one lane each). A cache block that no query
+ * of the tile attends to may have been freed: it is replaced by another valid block. */
 __device__ inline int find_entry(const fwd_params &params, const fwd_tile &tile, int block)
 {
     int low = attn_first_key(tile.position, params.window) >> params.block_shift;
@@ -127,7 +126,7 @@ __device__ inline int find_entry(const fwd_params &params, const fwd_tile &tile,
                         min(max((block * ATTN_KEY_BLOCK + at) >> params.block_shift, low), high)];
 }
 
-/* One key block of k or v, by the producer warp. */
+/* Copies one key block of k or v, by the producer warp. */
 template <int HD>
 __device__ inline void load_keys(bf16 *dst, const CUtensorMap *map, uint64_t *bar, const fwd_params &params,
                                  const fwd_tile &tile, int block, int entry)
@@ -136,7 +135,7 @@ __device__ inline void load_keys(bf16 *dst, const CUtensorMap *map, uint64_t *ba
 
     if (attn_lane() == 0)
         attn_bar_expect(bar, ATTN_KEY_BLOCK * HD * 2);
-    __syncwarp(); /* the bytes are announced before they come */
+    __syncwarp(); /* the expected bytes are announced before the copies */
     if (params.table) {
         if (at < ATTN_KEY_BLOCK)
             attn_tma_load<HD>(dst, ATTN_KEY_BLOCK, at, map, bar, {0, kv_head, entry});
@@ -146,7 +145,7 @@ __device__ inline void load_keys(bf16 *dst, const CUtensorMap *map, uint64_t *ba
     }
 }
 
-/* The producer warp: tile after tile, each with its queries, then its keys and values. */
+/* The producer warp: for each tile copies the queries, then their keys and values. */
 template <int HD, bool OWN_KEYS> __device__ inline void produce(fwd_smem<HD> &sm, const fwd_params &params)
 {
     int num_tiles = 0, count = 0;
@@ -180,19 +179,19 @@ template <int HD, bool OWN_KEYS> __device__ inline void produce(fwd_smem<HD> &sm
     }
 }
 
-/* A warpgroup's registers, and what it knows of its tile. */
+/* A warpgroup's registers, and the parameters of its tile. */
 template <int HD> struct consumer {
-    float s[64], o[HD / 2], sum[HD / 2]; /* scores; output of the split; of the splits before */
+    float s[64], o[HD / 2], sum[HD / 2]; /* scores; output of this split; merged output of earlier splits */
     attn_softmax state;
     attn_total total[2];
     float c;        /* scale * log2(e) */
     int wg, window; /* fixed */
     int row0;       /* position of the warp's first query */
     int num_keys;   /* of the sequence */
-    int count;      /* key blocks of the tiles before */
+    int count;      /* key blocks of the earlier tiles */
 };
 
-/* Tells the producer that this warp is done with something. */
+/* Tells the producer that this warp has finished reading a buffer. */
 __device__ inline void release(uint64_t *bar)
 {
     __syncwarp(); /* all lanes have read */
@@ -210,7 +209,7 @@ __device__ inline void pass_turn(int wg)
     attn_named_arrive(BAR_TURN + (wg ^ 1), 2 * ATTN_WG);
 }
 
-/* The scores of the count-th block. */
+/* Starts the scores of the count-th block. */
 template <int HD> __device__ inline void start_scores(consumer<HD> &w, fwd_smem<HD> &sm, int count)
 {
     attn_bar_wait(&sm.k_full[count % STAGES], count / STAGES % 2);
@@ -220,14 +219,14 @@ template <int HD> __device__ inline void start_scores(consumer<HD> &w, fwd_smem<
     attn_wgmma_commit();
 }
 
-/* Turns the count-th block's scores, in the works, into probabilities p, rescales the output so far to the
- * block's maximum (small heads look first whether it rose: to multiply by one is to do nothing), and waits
- * for the block's values. The results of rows past the end of the sequence are not stored. */
+/* Turns the count-th block's scores, which are being computed, into probabilities p, rescales the output so
+ * far to the block's maximum (small heads skip it if the maximum did not rise, because the factor is one),
+ * and waits for the block's values. Results of rows beyond the end of the sequence are not stored. */
 template <int HD>
 __device__ inline void finish_scores(consumer<HD> &w, fwd_smem<HD> &sm, uint32_t (&p)[32], int key,
                                      bool is_last)
 {
-    int stage = w.count % STAGES, num_keys = w.num_keys - key; /* keys that exist from the block's start */
+    int stage = w.count % STAGES, num_keys = w.num_keys - key; /* existing keys from the start of the block */
     float alpha[2];
 
     attn_wgmma_wait<0>();
@@ -248,11 +247,11 @@ __device__ inline void finish_scores(consumer<HD> &w, fwd_smem<HD> &sm, uint32_t
     if (num_keys < ATTN_KEY_BLOCK) {
         attn_zero_tail<HD, ATTN_KEY_BLOCK>(sm.v[stage], num_keys);
         attn_async_fence();
-        attn_named_sync(BAR_TAIL + w.wg, ATTN_WG); /* the whole warpgroup has zeroed */
+        attn_named_sync(BAR_TAIL + w.wg, ATTN_WG); /* the whole warpgroup has zeroed its rows */
     }
 }
 
-/* Starts the block's share of the output. */
+/* Starts the GEMM of the block's contribution to the output. */
 template <int HD>
 __device__ inline void start_output(consumer<HD> &w, fwd_smem<HD> &sm, const uint32_t (&p)[32], bool is_fresh)
 {
@@ -262,7 +261,7 @@ __device__ inline void start_output(consumer<HD> &w, fwd_smem<HD> &sm, const uin
     attn_wgmma_commit();
 }
 
-/* Waits for it, but not for the PENDING products started after it, and gives the values back. */
+/* Waits for it, except for the PENDING GEMMs started after it, and releases the values. */
 template <int PENDING, int HD> __device__ inline void finish_output(consumer<HD> &w, fwd_smem<HD> &sm)
 {
     attn_wgmma_wait<PENDING>();
@@ -270,10 +269,10 @@ template <int PENDING, int HD> __device__ inline void finish_output(consumer<HD>
     release(&sm.v_empty[w.count++ % STAGES]);
 }
 
-/* Blocks first..last of a tile; the warpgroups alternate at the tensor cores, 0 first. */
+/* Blocks first..last of a tile; the warpgroups alternate on the tensor cores, 0 first. */
 template <int HD> __device__ inline void run_tile(consumer<HD> &w, fwd_smem<HD> &sm, int first, int last)
 {
-    bool is_fresh = true; /* o holds nothing of this split yet */
+    bool is_fresh = true; /* o has no contribution of this split yet */
     uint32_t p[32];
 
     take_turn(w.wg);
@@ -344,10 +343,10 @@ template <int HD> __device__ inline void consume(fwd_smem<HD> &sm, const fwd_par
             w.o[j] = w.sum[j] = 0.0f;
         run_tile(w, sm, __shfl_sync(0xffffffffu, tile.first, 0), __shfl_sync(0xffffffffu, tile.last, 0));
         store_tile(w, params, tile, sm.out, warp_row);
-        __syncwarp(); /* the staged rows are stored before the next tile's come */
+        __syncwarp(); /* the staged rows are stored before those of the next tile are written */
     }
     if (wg == 0)
-        take_turn(wg); /* the last turn that the other one passed */
+        take_turn(wg); /* consumes the other warpgroup's last arrival */
 }
 
 #endif
@@ -358,11 +357,12 @@ __global__ void __launch_bounds__(THREADS, 1) attn_fwd_wgmma_kernel(const __grid
 #if RK_ATTN_HAS_SM90
     extern __shared__ uint8_t raw[];
     fwd_smem<HD> &sm = *reinterpret_cast<fwd_smem<HD> *>(raw + (-attn_smem(raw) & 1023));
-    int wg = __shfl_sync(0xffffffffu, threadIdx.x / ATTN_WG, 0); /* shuffled: known to be uniform in a warp */
+    int wg = __shfl_sync(0xffffffffu, threadIdx.x / ATTN_WG, 0); /* shuffle: makes the value uniform in a warp
+                                                                  * for the compiler */
 
     if (threadIdx.x == 0)
         init_barriers(sm);
-    __syncthreads(); /* the barriers are ready */
+    __syncthreads(); /* the barriers are initialized */
     if (wg == 2) {
         attn_give_registers<24>();
         if (threadIdx.x < 2 * ATTN_WG + 32)

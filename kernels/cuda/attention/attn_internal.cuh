@@ -1,11 +1,11 @@
-/* Private to the attention files: the launchers behind those of attn.h, which choose between them (attn.cu).
- * Each returns the launch error, or cudaErrorNotSupported for a head_dim that it lacks. */
+/* Private to the attention files: the launchers that those of attn.h select from (attn.cu). Each returns the
+ * launch error, or cudaErrorNotSupported for an unsupported head_dim. */
 #ifndef RK_CUDA_ATTN_INTERNAL_CUH
 #define RK_CUDA_ATTN_INTERNAL_CUH
 
 #include "kernels/cuda/attention/attn.h"
 
-/* --- host side of all of them --- */
+/* --- host code common to all --- */
 
 /* A head_dim as a type: attn_for_head_dim() calls launch(attn_dim<64>()) for 64. */
 template <int DIM> struct attn_dim {
@@ -20,7 +20,7 @@ template <int... DIMS, typename Launch> cudaError_t attn_for_head_dim(int head_d
     return err;
 }
 
-/* What mma.sync kernels are made for, and what wgmma ones. */
+/* Head sizes that the mma.sync kernels support, and those of the wgmma kernels. */
 template <typename Launch> cudaError_t attn_for_mma(int head_dim, Launch launch)
 {
     return attn_for_head_dim<32, 64, 80, 96, 128, 256>(head_dim, launch);
@@ -31,7 +31,7 @@ template <typename Launch> cudaError_t attn_for_wgmma(int head_dim, Launch launc
     return attn_for_head_dim<64, 128>(head_dim, launch);
 }
 
-/* Whether keys are named, as a type: launch(attn_flag<true>()) where they are. */
+/* A flag as a type: launch(attn_flag<true>()) for calls with k_begin. */
 template <bool FLAG> struct attn_flag {
     static constexpr bool value = FLAG;
 };
@@ -41,12 +41,12 @@ template <typename Launch> cudaError_t attn_for_keys(const rk_cuda_attn_args &ar
     return args.k_lens ? launch(attn_flag<true>()) : launch(attn_flag<false>());
 }
 
-/* Where and how a kernel runs. */
+/* Launch parameters of a kernel. */
 struct attn_grid {
     cudaStream_t stream;
     dim3 blocks;
     int threads, smem;     /* smem: dynamic shared memory, in bytes */
-    bool is_early = false; /* starts before what is in front of it has ended: it calls rk_wait_for_stream() */
+    bool is_early = false; /* may start before the previous kernel has ended: it calls rk_wait_for_stream() */
 };
 
 template <typename... Params, typename... Args>
@@ -74,17 +74,18 @@ cudaError_t attn_launch(void (*kernel)(Params...), const attn_grid &grid, const 
 /* attn_fwd.cu: mma.sync */
 cudaError_t rk_attn_fwd_mma(cudaStream_t stream, const rk_cuda_attn_args *args);
 cudaError_t rk_attn_paged_mma(cudaStream_t stream, const rk_cuda_attn_paged_args *args);
-int rk_attn_fwd_mma_shared_bytes(int head_dim); /* 0: there is none */
-/* attn_decode.cu: mma.sync, few queries a sequence, keys split over blocks. Not fit: take the former. */
+int rk_attn_fwd_mma_shared_bytes(int head_dim); /* 0: head_dim is not supported */
+/* attn_decode.cu: mma.sync, few queries per sequence, keys split over thread blocks. If it does not fit, use
+ * the former. */
 bool rk_attn_decode_fits(const rk_cuda_attn_paged_args *args);
 cudaError_t rk_attn_decode(cudaStream_t stream, const rk_cuda_attn_paged_args *args);
 size_t rk_attn_decode_workspace_bytes(const rk_cuda_attn_paged_args *args);
-/* attn_decode_sm90.cu: the same with the copy engine, compute capability 9.0 */
+/* attn_decode_sm90.cu: the same with TMA, compute capability 9.0 */
 cudaError_t rk_attn_decode_tma(cudaStream_t stream, const rk_cuda_attn_paged_args *args);
 /* attn_bwd.cu: mma.sync */
 cudaError_t rk_attn_bwd_mma(cudaStream_t stream, const rk_cuda_attn_bwd_args *args);
-int rk_attn_bwd_mma_shared_bytes(int head_dim); /* 0: there is none */
-/* attn_fwd_sm90.cu, attn_bwd_sm90.cu: wgmma and the tensor copy engine, compute capability 9.0 */
+int rk_attn_bwd_mma_shared_bytes(int head_dim); /* 0: head_dim is not supported */
+/* attn_fwd_sm90.cu, attn_bwd_sm90.cu: wgmma and TMA, compute capability 9.0 */
 cudaError_t rk_attn_fwd_wgmma(cudaStream_t stream, const rk_cuda_attn_args *args);
 cudaError_t rk_attn_paged_wgmma(cudaStream_t stream, const rk_cuda_attn_paged_args *args);
 cudaError_t rk_attn_bwd_wgmma(cudaStream_t stream, const rk_cuda_attn_bwd_args *args);
@@ -93,21 +94,22 @@ cudaError_t rk_attn_fwd_simple(cudaStream_t stream, const rk_cuda_attn_args *arg
 cudaError_t rk_attn_bwd_simple(cudaStream_t stream, const rk_cuda_attn_bwd_args *args);
 cudaError_t rk_attn_paged_simple(cudaStream_t stream, const rk_cuda_attn_paged_args *args);
 
-/* attn_bwd_prepare.cu: what both tensor-core backward passes need around their main kernels. The workspace
- * holds delta, then the parts of dk and dv. */
+/* attn_bwd_prepare.cu: kernels before and after the main kernels of both tensor-core backward passes. The
+ * workspace has delta, followed by the parts of dk and dv. */
 struct attn_bwd_plan {
-    int num_parts;  /* query heads of a kv head are cut into so many parts, each summed by itself */
+    int num_parts;  /* the query heads of a kv head are split into this number of parts, each summed
+                     * separately */
     float *delta;   /* [num_heads, num_tokens]: sum over head_dim of dout * out */
     float *dk, *dv; /* [num_parts][num_keys, num_kv_heads, head_dim] when num_parts > 1; dv follows dk */
 };
 
 attn_bwd_plan rk_attn_bwd_make_plan(const rk_cuda_attn_bwd_args *args);
-/* With keys of their own, of which some may be in no segment: zeroes dk and dv. Otherwise nothing. */
+/* With k_begin some keys may be in no segment: zeroes dk and dv. Otherwise a no-op. */
 cudaError_t rk_attn_bwd_zero_keys(cudaStream_t stream, const rk_cuda_attn_bwd_args *args);
-/* delta; and that zeroing, of the parts if there are some. */
+/* Computes delta, and zeroes as above, the parts if there are several. */
 cudaError_t rk_attn_bwd_prepare(cudaStream_t stream, const rk_cuda_attn_bwd_args *args,
                                 const attn_bwd_plan *plan);
-/* Sums the parts into dk and dv; nothing to do for one part. */
+/* Sums the parts into dk and dv; no-op for one part. */
 cudaError_t rk_attn_bwd_reduce(cudaStream_t stream, const rk_cuda_attn_bwd_args *args,
                                const attn_bwd_plan *plan);
 

@@ -1,17 +1,18 @@
-/* Where the keys and values of a sequence lie: packed rows, or the blocks of a paged cache. */
+/* Location of the keys and values of a sequence: packed rows, or the blocks of a paged cache. */
 #ifndef RK_CUDA_ATTN_KEYS_CUH
 #define RK_CUDA_ATTN_KEYS_CUH
 
 #include "kernels/cuda/attention/attn_common.cuh"
 
-/* One kv head of one sequence. Row j is that of position j. */
+/* One kv head of one sequence. Row j is at position j. */
 struct attn_keys {
-    int64_t k_base, v_base, k_stride, v_stride; /* packed: element of row 0; from row to row */
+    int64_t k_base, v_base, k_stride, v_stride; /* packed: element offset of row 0; stride of rows */
     const int32_t *table;                       /* paged: the sequence's blocks; otherwise NULL */
     int block_size, shift;                      /* shift: log2(block_size), or -1 */
-    int64_t block_stride, head_offset;          /* elements from block to block; of the head in a block */
+    int64_t block_stride, head_offset;          /* strides in elements: from block to block; offset of the
+                                                 * head in a block */
     int head_dim;
-    int first, end; /* rows outside may not exist */
+    int first, end; /* rows outside of this range may not exist */
 };
 
 __device__ inline attn_keys attn_packed_keys(const rk_cuda_attn_args &args, const attn_tile &tile,
@@ -39,7 +40,7 @@ __device__ inline attn_keys attn_paged_keys(const rk_cuda_attn_paged_args &args,
     return keys;
 }
 
-/* Paged: the cache block of position j, and the element offset of its row there. */
+/* Paged: the cache block of position j, and the element offset of its row in the block. */
 __device__ inline int attn_table_entry(const attn_keys &keys, int j)
 {
     return keys.table[keys.shift >= 0 ? j >> keys.shift : j / keys.block_size];
@@ -52,7 +53,7 @@ __device__ inline int64_t attn_cache_row(const attn_keys &keys, int j, int entry
     return entry * keys.block_stride + keys.head_offset + row * keys.head_dim;
 }
 
-/* Element offsets of row j's key and value. Paged: the table's entry for j must be there. */
+/* Element offsets of row j's key and value. Paged: the table must have the entry for j. */
 __device__ inline void attn_key_row(const attn_keys &keys, int j, int64_t *k_row, int64_t *v_row)
 {
     if (keys.table) {
@@ -63,8 +64,8 @@ __device__ inline void attn_key_row(const attn_keys &keys, int j, int64_t *k_row
     }
 }
 
-/* Copies columns [0, COLS) of a warp's share of ROWS rows to a tile. Each lane brings one row of the share:
- * where it lies, or some other legal place and !exists, and then it becomes zero. */
+/* Copies columns [0, COLS) of a warp's share of ROWS rows to a tile. Each lane passes the offset of one row
+ * of the share, or any valid offset and !exists for a zero row. */
 template <int ROWS, int WARPS, int COLS>
 __device__ inline void attn_load_share(bf16 *tile, const bf16 *lane_row, bool exists)
 {

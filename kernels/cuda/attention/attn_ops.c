@@ -1,11 +1,11 @@
-/* Attention: from the operators' arguments to the launchers of attn.h. */
+/* Attention: passes the operators' arguments to the launchers of attn.h. */
 #include "kernels/cuda/attention/attn.h"
 
 #include "kernels/cuda/cuda_internal.h"
 
 _Static_assert(ATTN_NUM_COUNTERS == RK_CUDA_COUNTERS, "operators share the counters");
 
-/* In which numbers of tokens are tried for their workspace: the kernels' tiles are as large. */
+/* Step in which numbers of tokens are tried for their workspace: the size of the kernels' tiles. */
 #define WORKSPACE_STEP_TOKENS 128
 
 static struct rk_cuda_attn_device device_of(const struct rk_cuda_device *dev)
@@ -13,12 +13,12 @@ static struct rk_cuda_attn_device device_of(const struct rk_cuda_device *dev)
     return (struct rk_cuda_attn_device){dev->num_sms, dev->max_shared_bytes, dev->has_sm90a};
 }
 
-/* The status of a launch; what a launcher does not take is the caller's mistake, not the device's. */
+/* The status of a launch; arguments that a launcher rejects are an error of the caller, not of the device. */
 static struct rk_status *launched(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
                                   const char *op, rk_tensor_t q, cudaError_t error)
 {
     if (error == cudaErrorNotSupported)
-        return RK_FAIL(RK_UNIMPLEMENTED, "%s: this backend lacks it for %s with head_dim=%lld", op,
+        return RK_FAIL(RK_UNIMPLEMENTED, "%s: this backend does not support %s with head_dim=%lld", op,
                        rk_dtype_name(q.dtype), (long long)q.shape[2]);
     if (error == cudaErrorMisalignedAddress)
         return RK_FAIL(RK_UNIMPLEMENTED, "%s: rows of q, k, v and out must start at multiples of 16 bytes",
@@ -31,30 +31,31 @@ static struct rk_status *launched(const struct rk_cuda_device *dev, const struct
 static struct rk_status *check_scale(const char *op, float scale)
 {
     if (!(scale > 0))
-        return RK_FAIL(RK_UNIMPLEMENTED, "%s: scale=%g, this backend takes only positive ones", op,
+        return RK_FAIL(RK_UNIMPLEMENTED, "%s: scale=%g, this backend supports only positive values", op,
                        (double)scale);
     return NULL;
 }
 
-/* Offsets inside the launchers are 64-bit, counts are not. */
+/* Launchers use 64-bit offsets but 32-bit counts. */
 static struct rk_status *check_counts(const char *op, rk_tensor_t t)
 {
     if (rk_tensor_num_elements(t) / t.shape[2] > INT32_MAX)
-        return RK_FAIL(RK_UNIMPLEMENTED, "%s: %lld tokens of %lld heads, this backend takes at most %d rows",
-                       op, (long long)t.shape[0], (long long)t.shape[1], INT32_MAX);
+        return RK_FAIL(RK_UNIMPLEMENTED,
+                       "%s: %lld tokens of %lld heads, this backend supports at most %d rows", op,
+                       (long long)t.shape[0], (long long)t.shape[1], INT32_MAX);
     return NULL;
 }
 
-/* q and k have the width of q, v and out that of out. */
+/* q and k have q's width, v and out have out's width. */
 static struct rk_status *check_widths(const char *op, rk_tensor_t q, rk_tensor_t out, int64_t max_head_dim,
                                       int64_t max_v_head_dim)
 {
     if (q.shape[2] > max_head_dim)
-        return RK_FAIL(RK_UNIMPLEMENTED, "%s: q and k have head_dim=%lld, this backend takes at most %lld",
+        return RK_FAIL(RK_UNIMPLEMENTED, "%s: q and k have head_dim=%lld, this backend supports at most %lld",
                        op, (long long)q.shape[2], (long long)max_head_dim);
     if (out.shape[2] > max_v_head_dim)
         return RK_FAIL(RK_UNIMPLEMENTED,
-                       "%s: v and out have v_head_dim=%lld, this backend takes at most %lld", op,
+                       "%s: v and out have v_head_dim=%lld, this backend supports at most %lld", op,
                        (long long)out.shape[2], (long long)max_v_head_dim);
     return NULL;
 }
@@ -62,7 +63,7 @@ static struct rk_status *check_widths(const char *op, rk_tensor_t q, rk_tensor_t
 static struct rk_status *check_dtype(const char *op, rk_tensor_t q)
 {
     if (q.dtype == RK_DTYPE_F64)
-        return RK_FAIL(RK_UNIMPLEMENTED, "%s: q is f64, this backend takes f32, bf16 and f16", op);
+        return RK_FAIL(RK_UNIMPLEMENTED, "%s: q is f64, this backend supports f32, bf16 and f16", op);
     return NULL;
 }
 
@@ -96,9 +97,8 @@ struct rk_status *rk_cuda_limit_attn_paged(const void *dev, const struct rk_attn
     RK_TRY(check_scale("attn_paged", args->scale));
     if (args->v_cache.data && args->q.shape[2] == args->out.shape[2] &&
         args->k_cache.row_stride != args->v_cache.row_stride)
-        return RK_FAIL(
-            RK_UNIMPLEMENTED,
-            "attn_paged: this backend wants k_cache and v_cache of equal widths with equal strides");
+        return RK_FAIL(RK_UNIMPLEMENTED, "attn_paged: this backend expects equal strides of k_cache and "
+                                         "v_cache if their widths are equal");
     return check_counts("attn_paged", args->q);
 }
 
@@ -172,7 +172,7 @@ struct rk_status *rk_cuda_op_attn_varlen_bwd(void *dev_handle, void *stream_hand
     return launched(dev, stream, "attn_varlen_bwd", args->fwd.q, rk_cuda_attn_bwd(stream->stream, &attn));
 }
 
-/* Fewer keys may need more: where they do not fill the chip their query heads are split. */
+/* Fewer keys may need more workspace: if they do not fill the GPU, their query heads are split. */
 struct rk_workspace rk_cuda_workspace_attn_varlen_bwd(const void *dev,
                                                       const struct rk_attn_varlen_bwd_args *args)
 {

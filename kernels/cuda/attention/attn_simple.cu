@@ -1,5 +1,5 @@
-/* Attention without tensor cores: F32 at full precision, and any widths of F16 and BF16 up to those of
- * attn.h, keys and values each their own. Twin of kernels/cpu/attn_varlen.c, attn_varlen_bwd.c and
+/* Attention without tensor cores: F32 at full precision, and all widths of F16 and BF16 up to those of
+ * attn.h, which may differ for keys and values. Twin of kernels/cpu/attn_varlen.c, attn_varlen_bwd.c and
  * attn_paged.c; for tests and small models, not for speed.
  *
  * Work split   Forward and dq: one warp a query and head, keys in blocks of 32 at absolute positions, a
@@ -18,8 +18,8 @@ namespace
 
 constexpr int WARPS = 4, THREADS = WARPS * 32;
 
-/* The most columns of a query and of a value that a kernel has room for; a lane has every 32nd of the
- * latter. Results do not depend on which room is taken. */
+/* Maximum numbers of columns of a query and of a value that a kernel allocates registers for; a lane has
+ * every 32nd of the latter. Results do not depend on the choice. */
 template <int HEAD_DIM, int V_HEAD_DIM> struct widths {
     static constexpr int head_dim = HEAD_DIM, cols = V_HEAD_DIM / 32;
 };
@@ -80,13 +80,13 @@ template <typename T> __device__ inline float dot(const float *row, const T *oth
     return sum;
 }
 
-/* Stages a row in this warp's shared memory. */
+/* Copies a row to this warp's shared memory. */
 template <typename T> __device__ inline void load_row(float *row, const T *src, int head_dim)
 {
-    __syncwarp(); /* earlier readers are done */
+    __syncwarp(); /* earlier reads are complete */
     for (int c = attn_lane(); c < head_dim; c += 32)
         row[c] = to_float(src[c]);
-    __syncwarp(); /* the row is there */
+    __syncwarp(); /* the row is written */
 }
 
 /* acc[i] += w * row[lane + 32 i] */
@@ -124,7 +124,7 @@ __device__ inline void store_row(T *dst, const float (&acc)[COLS], float factor,
     }
 }
 
-/* As attn_packed_keys and attn_paged_keys, with values of a width of their own. */
+/* Like attn_packed_keys and attn_paged_keys, with a separate width of values. */
 struct wide_keys {
     attn_keys keys;
     int64_t v_block_stride, v_head_offset; /* paged */
@@ -158,7 +158,7 @@ __device__ inline void key_row(const wide_keys &wide, int j, int64_t *k_row, int
                  j % wide.keys.block_size * wide.v_row_stride;
 }
 
-/* What one query works on: its keys and values, and where its results go. */
+/* The keys and values of one query, and the addresses of its results. */
 template <typename T> struct fwd_row {
     const T *k, *v; /* bases of keys */
     wide_keys keys;
@@ -168,7 +168,7 @@ template <typename T> struct fwd_row {
     float scale;
 };
 
-/* One query, staged in q. */
+/* One query, whose values are in q. */
 template <typename T, typename Widths>
 __device__ inline void forward_row(const fwd_row<T> &row, const float *q)
 {
@@ -199,7 +199,7 @@ __device__ inline void forward_row(const fwd_row<T> &row, const float *q)
         *row.lse = m + logf(l);
 }
 
-/* Warp -> (row, head), or false. */
+/* The row and head of this warp; false beyond the last. */
 __device__ inline bool find_row(int *row, int *head, int num_rows, int num_heads)
 {
     int64_t item = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
@@ -209,14 +209,14 @@ __device__ inline bool find_row(int *row, int *head, int num_rows, int num_heads
     return *row < num_rows;
 }
 
-/* The position of a token, as a tile of which it is the first row. False: its segment is skipped. */
+/* Sets the tile that begins at a token's position. False: its segment is skipped. */
 __device__ inline bool find_query(attn_tile *tile, const rk_cuda_attn_args &args, int token)
 {
     attn_find_token(tile, args.cu_seqlens, args.num_seqs, token);
     return attn_place_tile(tile, args, false);
 }
 
-/* The position of a row of k, likewise. False: no segment has it. */
+/* The same for a row of k. False: it is in no segment. */
 __device__ inline bool find_key(attn_tile *tile, const rk_cuda_attn_args &args, int row)
 {
     int seq = -1;
@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(THREADS) attn_paged_simple_kernel(const rk_cud
     forward_row<T, Widths>(row, q);
 }
 
-/* Where an operand's row of (token, head) lies. */
+/* Element offset of an operand's row of (token, head). */
 template <typename T>
 __device__ inline const T *row_at(const void *base, int64_t stride, int token, int head, int hd)
 {
@@ -334,13 +334,13 @@ __global__ void __launch_bounds__(THREADS)
     store_row((T *)args.dq + token * args.dq_stride + (int64_t)head * hd, acc, fwd.scale, hd);
 }
 
-/* A key: its rows of k and v, staged, and the sums for it. */
+/* A key: its rows of k and v in shared memory, and the sums for it. */
 struct dkv_row {
     const float *k, *v;
     float dk[narrow::cols], dv[narrow::cols];
 };
 
-/* Adds the queries of one head that see the key at position `tile.first_row`. */
+/* Adds the queries of one head that attend to the key at position `tile.first_row`. */
 template <typename T>
 __device__ inline void add_queries(dkv_row &row, const rk_cuda_attn_bwd_args &args, const float *delta,
                                    const attn_tile &tile, int head)
@@ -425,7 +425,7 @@ template <typename T> cudaError_t launch_bwd(cudaStream_t stream, const rk_cuda_
     return cudaGetLastError();
 }
 
-/* Calls launch() with a zero of the dtype's type. */
+/* Calls launch() with a zero of the dtype's type, which selects the template. */
 template <typename Launch> cudaError_t for_dtype(rk_dtype_t dtype, Launch launch)
 {
     switch (dtype) {

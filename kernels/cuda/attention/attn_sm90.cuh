@@ -1,9 +1,10 @@
-/* Hopper's instructions for the attention kernels: barriers in shared memory, the tensor copy engine, wgmma.
+/* Hopper's instructions for the attention kernels: barriers in shared memory (mbarrier), tensor copies (TMA),
+ * wgmma.
  *
- * Tiles in shared memory. A tile of R rows and HD columns lies as HD / 64 halves of [R][64] elements with the
- * 128-byte swizzle (16-byte unit u of row r stands at u ^ r % 8), each aligned to 1024 bytes: what one box of
- * the copy engine writes and what wgmma reads, by rows (k along the columns) or by columns (k along the
- * rows). Device code below is empty for other architectures, whose launchers never reach it. */
+ * Tiles in shared memory. A tile of R rows and HD columns is stored as HD / 64 halves of [R][64] elements
+ * with the 128-byte swizzle (16-byte unit u of row r is at u ^ r % 8), each aligned to 1024 bytes: the layout
+ * that a TMA box writes and that wgmma reads, by rows (k along the columns) or by columns (k along the rows).
+ * Device code below is empty for other architectures, whose launchers never call it. */
 #ifndef RK_CUDA_ATTN_SM90_CUH
 #define RK_CUDA_ATTN_SM90_CUH
 
@@ -28,7 +29,7 @@ __device__ inline void attn_bar_init(uint64_t *bar, int arrivals)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(attn_smem(bar)), "r"(arrivals));
 }
 
-/* After the inits, before the __syncthreads() that publishes them: the copy engine sees them as well. */
+/* Call after the inits and before the __syncthreads() that publishes them: makes them visible to TMA too. */
 __device__ inline void attn_bar_init_fence()
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -39,7 +40,7 @@ __device__ inline void attn_bar_arrive(uint64_t *bar)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(attn_smem(bar)) : "memory");
 }
 
-/* Arrives, and makes the phase wait for so many bytes from the copy engine. */
+/* Arrives, and makes the phase wait for that many bytes of TMA copies. */
 __device__ inline void attn_bar_expect(uint64_t *bar, int bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(attn_smem(bar)), "r"(bytes)
@@ -56,7 +57,7 @@ __device__ inline void attn_bar_wait(uint64_t *bar, int parity)
                  : "memory");
 }
 
-/* Hardware barriers 1..15 among `threads` threads. */
+/* Named barriers 1..15 among `threads` threads. */
 __device__ inline void attn_named_sync(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -67,13 +68,13 @@ __device__ inline void attn_named_arrive(int id, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* --- the copy engine: tensors of [block, head, row, column] (attn_make_map), boxes of rows x 128 bytes */
+/* --- TMA: tensors of [block, head, row, column] (attn_make_map), boxes of rows x 128 bytes */
 
 struct attn_box {
     int row, head, block; /* the box's first row */
 };
 
-/* A box into rows `at`.. of a tile of `rows` rows. */
+/* Copies a box to rows `at`.. of a tile of `rows` rows. */
 template <int HD>
 __device__ inline void attn_tma_load(bf16 *tile, int rows, int at, const CUtensorMap *map, uint64_t *bar,
                                      attn_box box)
@@ -92,7 +93,7 @@ __device__ inline void attn_tma_prefetch(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* Makes ordinary writes to shared memory visible to wgmma and the copy engine. */
+/* Makes ordinary writes to shared memory visible to wgmma and TMA. */
 __device__ inline void attn_async_fence()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -112,8 +113,8 @@ template <int N> __device__ inline void attn_take_registers()
 
 /* --- wgmma */
 
-/* Where an operand begins, in units of 16 bytes. In a cluster the addresses of shared memory have the rank of
- * the block above these bits. */
+/* Address of an operand, in units of 16 bytes. In a cluster, shared memory addresses have the block's rank
+ * above these bits. */
 __device__ inline uint64_t attn_desc_address(const bf16 *at)
 {
     return (attn_smem(at) & 0x3ffff) >> 4;
@@ -133,7 +134,7 @@ __device__ inline uint64_t attn_desc_step(uint64_t desc, int kk, int rows)
     return desc + (kk / 4 * rows * 128 + kk % 4 * 32 >> 4);
 }
 
-/* Operand B whose k runs over the tile's rows, from k16 step kk, and whose n over its columns. */
+/* Operand B with k along the tile's rows, from k16 step kk, and n along its columns. */
 __device__ inline uint64_t attn_desc_cols(const bf16 *tile, int kk, int rows)
 {
     return attn_desc_address(tile + kk * 16 * 64) | (uint64_t)(rows * 128 >> 4) << 16 |
@@ -155,7 +156,7 @@ template <int PENDING> __device__ inline void attn_wgmma_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-/* Keeps the compiler from moving uses of d over the waits and fences around it. */
+/* Prevents the compiler from moving uses of d across the waits and fences around it. */
 template <int N> __device__ inline void attn_pin(float (&d)[N])
 {
 #pragma unroll
@@ -267,7 +268,7 @@ __device__ inline void attn_gemm_cols(float (&d)[HD / 2], const uint32_t (&a)[K 
 }
 
 /* Zeroes rows [first, ROWS) of a tile, by the calling warpgroup (index wg), before it reads the tile: rows
- * past the end of a sequence belong to the next one, and 0 * NaN must not come from there. */
+ * beyond the end of a sequence belong to the next one, and their NaN would propagate through 0 * NaN. */
 template <int HD, int ROWS> __device__ inline void attn_zero_tail(bf16 *tile, int first)
 {
     uint4 zero = {0, 0, 0, 0};
@@ -279,7 +280,7 @@ template <int HD, int ROWS> __device__ inline void attn_zero_tail(bf16 *tile, in
     }
 }
 
-/* Writes 16 rows x HD of a warp, scaled per row, to global memory in full lines, by way of its own 16 rows
+/* Writes 16 rows x HD of a warp, scaled per row, to global memory in full lines, staged in its own 16 rows
  * (from `row`) of a tile of 128 rows that is no longer read. num_rows of them exist. */
 template <int HD>
 __device__ inline void attn_store_rows(bf16 *dst, int64_t stride, int num_rows, const float (&d)[HD / 2],
@@ -311,7 +312,7 @@ __device__ inline void attn_store_rows(bf16 *dst, int64_t stride, int num_rows, 
 
 #endif /* RK_ATTN_HAS_SM90 */
 
-/* A tensor for the copy engine, bf16 or f32: head_dim contiguous columns, and strides in elements. */
+/* A tensor for TMA, bf16 or f32: head_dim contiguous columns, and strides in elements. */
 struct attn_map_shape {
     int64_t head_dim, rows, heads, blocks;
     int64_t row_stride, head_stride, block_stride;
@@ -325,7 +326,7 @@ static inline attn_map_shape attn_packed_shape(int num_tokens, int heads, int he
     return {head_dim, num_tokens, heads, 1, stride, head_dim, stride * num_tokens, box_rows};
 }
 
-/* A paged cache, a block at a time. */
+/* The shape of a paged cache, block by block. */
 static inline attn_map_shape attn_cache_shape(const rk_cuda_attn_paged_args *args)
 {
     return {args->head_dim,           args->block_size, args->num_kv_heads,

@@ -24,7 +24,7 @@
  *              and 21.8. Lighter fences around the counter: 0.5 us slower. */
 #include "kernels/cuda/column_sum.cuh"
 
-/* Threads side by side, and the columns of a block. */
+/* Threads in x, and the columns of a thread block. */
 constexpr int LANES = RK_TILE_BIAS_LANES;
 constexpr int COLS = LANES * RK_TILE_PACK;
 constexpr int THREADS = LANES * RK_TILE_BIAS_ROWS;
@@ -32,21 +32,21 @@ constexpr int THREADS = LANES * RK_TILE_BIAS_ROWS;
 template <class T, class D> struct bias_sum {
     D *dbias;
     rk_acc<T> *parts; /* [gridDim.x, gridDim.y, COLS] */
-    int *counters;    /* [gridDim.x], zero between calls: parts of these columns that are complete */
+    int *counters;    /* [gridDim.x], zero between calls: number of complete parts of these columns */
     const T *dy;
     int64_t stride, num_rows, num_cols, rows_per_part;
     bool aligned;
 };
 
-/* Rows that a row of threads adds: its columns of every RK_TILE_BIAS_ROWS-th. */
+/* Rows that a row of threads adds: every RK_TILE_BIAS_ROWS-th. */
 template <class T> struct bias_rows {
-    const T *from; /* column 0 of the block, row 0 */
+    const T *from; /* column 0 of the thread block, row 0 */
     int64_t stride, num_cols, begin, end;
     bool aligned;
 };
 
-/* Adds this thread's columns of its rows, in ascending order: UNROLL of them on their way together, zeros
- * beyond the end. WHOLE: the columns are aligned, and all there. */
+/* Adds this thread's columns of its rows, in ascending order, with the loads of UNROLL rows in flight and
+ * zeros beyond the end. WHOLE: all columns exist and are aligned. */
 template <bool WHOLE, int UNROLL, class A, class T>
 __device__ __forceinline__ void add_rows(A (&sum)[RK_TILE_PACK], const bias_rows<T> &rows, int lane_col)
 {
@@ -77,14 +77,14 @@ __device__ __forceinline__ void add_rows(A (&sum)[RK_TILE_PACK], const bias_rows
     }
 }
 
-/* Neighbours in shared memory are the columns of neighbouring threads. */
+/* Adjacent elements in shared memory are the columns of adjacent threads. */
 __device__ __forceinline__ int own_col()
 {
     return (int)threadIdx.x % LANES * RK_TILE_PACK + (int)threadIdx.x / LANES;
 }
 
-/* The block's rows in two steps: those of each row of threads, then these sums. To each of the first COLS
- * threads the total of column own_col(). */
+/* Sums the thread block's rows in two steps: those of each row of threads, then these sums. Each of the first
+ * COLS threads gets the total of column own_col(). */
 template <class A, class T>
 __device__ __forceinline__ A bias_total(A (&shared)[RK_TILE_BIAS_ROWS][COLS], bias_rows<T> rows)
 {
@@ -98,7 +98,7 @@ __device__ __forceinline__ A bias_total(A (&shared)[RK_TILE_BIAS_ROWS][COLS], bi
 #pragma unroll
     for (int i = 0; i < RK_TILE_PACK; i++)
         shared[threadIdx.x / LANES][i * LANES + (int)threadIdx.x % LANES] = sum[i];
-    __syncthreads(); /* all rows of threads have their sums */
+    __syncthreads(); /* all rows of threads have written their sums */
     if (threadIdx.x >= COLS)
         return 0;
 #pragma unroll
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(THREADS, RK_TILE_BIAS_PER_SM) bias_bwd_kernel(
         first_col + COLS <= args.num_cols)
         rk_prefetch(args.dy + first_col + (begin + threadIdx.x) * args.stride, COLS * (int)sizeof(T));
     rk_wait_for_stream();
-    before = has_col ? rk_widen<A>(args.dbias[col]) : (A)0; /* only the last block changes it */
+    before = has_col ? rk_widen<A>(args.dbias[col]) : (A)0; /* only the last thread block writes it */
     total = bias_total<A, T>(
         shared, {args.dy + first_col, args.stride, args.num_cols - first_col, begin, end, args.aligned});
     if (threadIdx.x < COLS)
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(THREADS, RK_TILE_BIAS_PER_SM) bias_bwd_kernel(
         args.dbias[col] = rk_narrow<D>(before + total);
 }
 
-/* As many as give no more than RK_TILE_BIAS_BLOCKS blocks, and at least a row for each row of threads. */
+/* The number of parts that gives up to RK_TILE_BIAS_BLOCKS blocks and at least one row per row of threads. */
 static int64_t count_parts(int64_t num_rows, int64_t num_cols)
 {
     int64_t wanted = RK_TILE_BIAS_BLOCKS / rk_ceil_div(num_cols, COLS);
@@ -189,7 +189,7 @@ extern "C" struct rk_status *rk_cuda_op_bias_bwd(void *dev, void *stream, const 
     struct rk_workspace workspace = rk_cuda_workspace_bias_bwd(dev, args);
 
     if (rk_ceil_div(args->dy.shape[1], COLS) > RK_CUDA_COUNTERS)
-        return RK_FAIL(RK_UNIMPLEMENTED, "bias_bwd: %lld columns, this backend takes at most %d",
+        return RK_FAIL(RK_UNIMPLEMENTED, "bias_bwd: %lld columns, this backend supports at most %d",
                        (long long)args->dy.shape[1], RK_CUDA_COUNTERS * COLS);
     RK_TRY(rk_cuda_reserve(on, &on->scratch, workspace.scratch_bytes));
     RK_TRY(rk_cuda_reserve(on, &on->splits, workspace.kept_bytes));

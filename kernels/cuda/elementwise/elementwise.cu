@@ -55,7 +55,7 @@ template <class Y> static struct rk_status *axpby_from(cudaStream_t stream, cons
     return NULL;
 }
 
-/* Blocks for `count` elements, `per_thread` each. */
+/* Checks the grid for `count` elements, `per_thread` each. */
 static struct rk_status *check_flat(const char *op, int64_t count, int per_thread)
 {
     return rk_check_grid(op, rk_ceil_div(count, RK_TILE_FLAT_THREADS * per_thread));
@@ -170,7 +170,7 @@ template <class A> static adamw_coefficients<A> coefficients_of(const struct rk_
             (A)args->grad_scale};
 }
 
-/* param and master may be one array. */
+/* param and master may be the same array. */
 template <class T> struct adamw_arrays {
     T *param;
     rk_acc<T> *master, *m, *v;

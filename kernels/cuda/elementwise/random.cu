@@ -1,7 +1,7 @@
 /* Twin of kernels/cpu/random.c: normal numbers from a counter.
  *
- * Work split   One thread an element: a Philox block and an f64 logarithm, root and sine or cosine. Models
- * are initialised once, so the half of each Box-Muller pair that a neighbour makes again is no matter.
+ * Work split   One thread an element: a Philox block and an f64 logarithm, root and sine or cosine. Each
+ *              Box-Muller pair is computed twice, which is acceptable because models are initialised once.
  *
  * Limits       2^31 - 1 blocks of 256 elements.
  *

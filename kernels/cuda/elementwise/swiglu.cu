@@ -1,7 +1,7 @@
 /* Twin of kernels/cpu/swiglu.c.
  *
  * Work split   One thread for a pack of 8 columns of a row; rows in grid x, 256 packs of a row in grid y. The
- *              backward pass with probabilities, which sums over a row, has one block a row.
+ * backward pass with probabilities, which sums over a row, has one block per row.
  *
  * Traffic      Forward: read gate and up, write y: 6 bytes an element in bf16. Backward: read dy, gate and
  *              up, write dgate and dup (and y): 10 (12). 8192 x 8960 on an H200: 107 and 181 us, 96% and 94%
@@ -10,13 +10,13 @@
  * Limits       65535 * 2048 columns.
  *
  * Numerics     f32. 1 / (1 + e^-g) has its limits where e^-g overflows; the division is exact to 2 ulp. The
- * sum of dprobs has the order of rk_block_sum, whatever the number of rows.
+ * sum of dprobs has the order of rk_block_sum, independent of the number of rows.
  *
  * Tried        Storing elements one by one, as a pack of bf16 is by default: a third of the speed. */
 #include "kernels/cuda/cuda_common.cuh"
 #include "kernels/cuda/elementwise/swiglu.cuh"
 
-/* Column views of a fused projection, so every tensor has a stride of its own. */
+/* Each tensor has its own stride: column views of a fused projection. */
 template <class T> struct swiglu_view {
     T *data;
     int64_t stride;
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     rk_pack<T, RK_TILE_PACK> g, u;
     A prob;
 
-    rk_start_next(); /* a product reads its weight meanwhile */
+    rk_start_next(); /* the next GEMM can load its weight meanwhile */
     rk_wait_for_stream();
     if (count <= 0)
         return;
@@ -48,9 +48,9 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
 }
 
 template <class T> struct swiglu_bwd {
-    swiglu_view<T> dgate, dup, y; /* y without data: not wanted; else it may be dy */
+    swiglu_view<T> dgate, dup, y; /* y without data: not written; otherwise y may alias dy */
     swiglu_view<const T> dy, gate, up;
-    const rk_acc<T> *probs; /* of the second kernel only */
+    const rk_acc<T> *probs; /* used by the second kernel only */
     rk_acc<T> *dprobs;
 };
 
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
         rk_store(args.y.data + row * args.y.stride + col, dy, count, aligned);
 }
 
-/* A pack of the row; returns its part of dprob. */
+/* One pack of the row; returns its contribution to dprob. */
 template <class T>
 __device__ __forceinline__ rk_acc<T> swiglu_bwd_pack(const swiglu_bwd<T> &args, int64_t row, int64_t col,
                                                      int64_t count, rk_acc<T> prob, bool aligned)

@@ -1,4 +1,4 @@
-/* The activation of swiglu.cu, and of products that end with it. To be compiled with -fmad=false. */
+/* The activation of swiglu.cu, and of GEMMs that end with it. Compile with -fmad=false. */
 #ifndef RK_CUDA_SWIGLU_CUH
 #define RK_CUDA_SWIGLU_CUH
 

@@ -1,28 +1,28 @@
 /* C = alpha * op(A) * op(B) + beta * C (+ bias) through cuBLASLt.
  *
- * The library is column-major: our row-major C is its C^T = op(B)^T * op(A)^T, so A and B change places and
- * no memory is moved.
+ * cuBLASLt is column-major: row-major C is its C^T = op(B)^T * op(A)^T, so A and B are swapped and no memory
+ * is moved.
  *
- * Bits. strict needs one ascending chain of k16 tensor-core steps per output, whatever M and N are: the
- * library's algorithms with split-K = 1 have exactly these bits (measured for 16-bit types and K a multiple
- * of 16, over all tiles and M), and so do gemm_small_sm90.cu, which takes products with few rows where it is
- * faster, and gemm_chain.cu, which takes all other shapes. The tests compare them. fast does the same where
- * nothing is faster: for many rows, and for few with a short K. For few with a long K and a short N it takes
- * gemm_small_sm90.cu with K in parts, else the library's first choice for the shape; both have the same bits
- * in every run. F32 is never TF32.
+ * Reproducibility. strict requires one ascending chain of k16 tensor-core steps per output, for all M and N:
+ * cuBLASLt's algorithms with split-K = 1 have exactly these bits (measured for 16-bit types and K a multiple
+ * of 16, over all tiles and M), and so do gemm_small_sm90.cu, used for few rows where it is faster, and
+ * gemm_chain.cu, used for all other shapes. The tests compare them. fast does the same if no other algorithm
+ * is faster: for many rows, and for few rows with a short K. For few rows with a long K and a short N it uses
+ * gemm_small_sm90.cu with split K, otherwise cuBLASLt's first choice for the shape; both are bit-identical in
+ * every run. F32 never uses TF32.
  *
- * Start reading at rk_cuda_op_gemm. */
+ * Entry point: rk_cuda_op_gemm. */
 #include "kernels/cuda/gemm/gemm_internal.h"
 #include "kernels/cuda/gemm/gemm_small.h"
 
 #include <string.h>
 
-/* Alignment that all kernels of the library are content with. */
+/* Alignment that all kernels of cuBLASLt accept. */
 #define FULL_ALIGNMENT 16
 
 /* --- keys --- */
 
-/* Of one row the stride may be anything. */
+/* A single row may have any stride. */
 static int64_t leading_dim(rk_tensor_t t)
 {
     int64_t stride = t.shape[0] > 1 ? t.row_stride : t.shape[1];
@@ -42,7 +42,7 @@ static bool is_16_bit(rk_dtype_t dtype)
     return dtype == RK_DTYPE_BF16 || dtype == RK_DTYPE_F16;
 }
 
-/* The library adds a bias of C's type only, and none in f64. */
+/* cuBLASLt adds only a bias of C's dtype, and none in f64. */
 static bool takes_bias(const struct rk_gemm_args *args)
 {
     return args->bias.data && args->c.dtype == args->a.dtype && args->a.dtype != RK_DTYPE_F64;
@@ -58,13 +58,13 @@ static bool is_aligned(const struct rk_gemm_key *key)
            key->align_a == FULL_ALIGNMENT && key->align_b == FULL_ALIGNMENT && key->align_c == FULL_ALIGNMENT;
 }
 
-/* Whether the library's algorithms with split-K = 1 have been measured to have the bits of the chain. */
+/* Whether cuBLASLt's algorithms with split-K = 1 have been measured to be bit-identical to the chain. */
 static bool has_chain_bits(const struct rk_gemm_key *key)
 {
     return is_16_bit((rk_dtype_t)key->dtype) && key->k % 16 == 0 && is_aligned(key);
 }
 
-/* The class of bits. It may depend on what the product is, and on the device, but not on the clock. */
+/* Sets the allowed class of algorithms. It may depend on the GEMM and the device, but not on timings. */
 static void choose_bits(struct rk_gemm_key *key, const struct rk_cuda_device *dev,
                         const struct rk_gemm_args *args)
 {
@@ -107,18 +107,18 @@ static struct rk_gemm_key key_of(const struct rk_cuda_device *dev, const struct 
     return key;
 }
 
-/* Whether the library can be asked for this product at all. */
+/* Whether cuBLASLt can run this GEMM at all. */
 static bool is_for_library(const struct rk_gemm_key *key)
 {
     bool is_half = is_16_bit((rk_dtype_t)key->dtype);
 
-    if (key->k == 0) /* with nothing to sum A and B may be none */
+    if (key->k == 0) /* if k is 0, A and B may be none */
         return false;
     if (key->c_dtype != key->dtype && !(is_half && key->c_dtype == RK_DTYPE_F32))
         return false;
     if (key->bits == RK_GEMM_ONE_CHAIN)
         return has_chain_bits(key);
-    /* Its kernels for odd addresses round to C before they add the bias. */
+    /* For unaligned addresses its kernels round to C before they add the bias. */
     return !(key->has_bias && is_half) || is_aligned(key);
 }
 
@@ -141,7 +141,7 @@ struct rk_status *rk_gemm_run_plan(struct rk_cuda_device *dev, const struct rk_c
     return rk_cuda_launched(dev, stream, "gemm");
 }
 
-/* Of a product that the library may be asked for: whether it is depends on where its operands will lie. */
+/* For a GEMM that cuBLASLt may run; whether it does depends on the addresses of the operands. */
 struct rk_workspace rk_cuda_workspace_gemm(const void *dev, const struct rk_gemm_args *args)
 {
     (void)dev;
@@ -180,7 +180,7 @@ struct rk_status *rk_cuda_op_gemm(void *dev_handle, void *stream_handle, const s
         return run_chain(dev, stream, args);
     RK_TRY(rk_cuda_reserve(stream, &stream->scratch, RK_CUDA_WORKSPACE_BYTES));
     RK_TRY(rk_gemm_find_plan(dev, stream, &plan, &key, args));
-    if (plan->small > 0 && rk_gemm_small_takes(dev, args)) /* the key knows no alpha */
+    if (plan->small > 0 && rk_gemm_small_takes(dev, args)) /* alpha is not part of the key */
         return rk_gemm_small_run(dev, stream, plan->small - 1, key.num_parts, args);
     if (!plan->has_algo)
         return run_chain(dev, stream, args);

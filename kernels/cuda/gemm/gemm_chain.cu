@@ -1,5 +1,5 @@
-/* Products by kernels of our own, for any shape, stride and transpose: what strict mode takes where the
- * library does not promise its bits, and what everything takes that the library has no kernel for.
+/* GEMM kernels for any shape, stride and transpose: used in strict mode where cuBLASLt does not have the
+ * required bits, and whenever cuBLASLt has no kernel.
  *
  * Work split   A block of 128 threads makes a 64 x 64 tile of C; K is staged in shared memory 32 at a time.
  *              16-bit types: 2 x 2 warps of 32 x 32, mma.sync.m16n8k16. F32 and F64: 8 x 4 outputs a thread,
@@ -43,7 +43,7 @@ template <class T> static struct rk_status *launch_for_c(cudaStream_t stream, co
     else if (args->c.dtype == RK_DTYPE_F32)
         launch<T, float>(stream, args);
     else
-        return RK_FAIL(RK_UNIMPLEMENTED, "gemm: c is %s for %s inputs, this backend makes %s or f32",
+        return RK_FAIL(RK_UNIMPLEMENTED, "gemm: c is %s for %s inputs, this backend supports %s or f32",
                        rk_dtype_name(args->c.dtype), rk_dtype_name(args->a.dtype),
                        rk_dtype_name(args->a.dtype));
     return NULL;
@@ -56,7 +56,7 @@ extern "C" struct rk_status *rk_cuda_gemm_chain(const struct rk_cuda_device *dev
     int64_t blocks_m = rk_ceil_div(args->c.shape[0], CHAIN_M);
 
     if (blocks_m > UINT16_MAX)
-        return RK_FAIL(RK_UNIMPLEMENTED, "gemm: %lld rows of c, this kernel takes at most %d",
+        return RK_FAIL(RK_UNIMPLEMENTED, "gemm: %lld rows of c, this kernel supports at most %d",
                        (long long)args->c.shape[0], UINT16_MAX * CHAIN_M);
     RK_TRY(rk_check_grid("gemm", args->c.shape[1]));
     RK_FOR_DTYPE("gemm", args->a.dtype, T, RK_TRY(launch_for_c<T>(stream->stream, args)));

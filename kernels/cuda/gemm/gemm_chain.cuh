@@ -1,5 +1,4 @@
-/* Tiles of gemm_chain.cu, whose header says what they do, for its kernels and for those over groups of rows.
- */
+/* Tiles of gemm_chain.cu, which documents the method, for its kernels and for those over groups of rows. */
 #ifndef RK_CUDA_GEMM_CHAIN_CUH
 #define RK_CUDA_GEMM_CHAIN_CUH
 
@@ -14,7 +13,7 @@ constexpr int CHAIN_M = RK_TILE_CHAIN_M, CHAIN_N = RK_TILE_CHAIN_N, CHAIN_K = RK
 template <class T> struct chain_operand {
     const T *data;
     int64_t ld, rows, k;
-    bool k_is_row; /* as it lies in memory */
+    bool k_is_row; /* k runs along the rows in memory */
 };
 
 template <class T, class C> struct chain_args {
@@ -25,8 +24,8 @@ template <class T, class C> struct chain_args {
     float alpha, beta;
 };
 
-/* Stages rows row0.. and columns k0.. of an operand as tile[row][k], zeros outside. Neighbouring threads read
- * neighbouring memory either way. */
+/* Copies rows row0.. and columns k0.. of an operand to tile[row][k], with zeros outside. Adjacent threads
+ * read adjacent memory in both layouts. */
 template <int ROWS, int PITCH, class T>
 __device__ __forceinline__ void stage(T *tile, const chain_operand<T> &x, int64_t row0, int64_t k0)
 {
@@ -59,7 +58,7 @@ __device__ __forceinline__ void store_output(const chain_args<T, C> &args, int64
 
 /* --- F32 and F64 --- */
 
-constexpr int OUT_M = 8, OUT_N = 4; /* outputs of a thread; 8 x 16 threads */
+constexpr int OUT_M = 8, OUT_N = 4; /* outputs per thread; 8 x 16 threads */
 
 template <class T, class C>
 __device__ __forceinline__ void chain_fma_tile(const chain_args<T, C> &args, int64_t m0, int64_t n0)
@@ -72,7 +71,7 @@ __device__ __forceinline__ void chain_fma_tile(const chain_args<T, C> &args, int
     for (int64_t k0 = 0; k0 < args.a.k; k0 += CHAIN_K) {
         stage<CHAIN_M, PITCH>(a, args.a, m0, k0);
         stage<CHAIN_N, PITCH>(b, args.b, n0, k0);
-        __syncthreads(); /* the tiles are staged before they are read */
+        __syncthreads(); /* the tiles are written before they are read */
         for (int k = 0; k < CHAIN_K; k++) {
 #pragma unroll
             for (int i = 0; i < OUT_M; i++) {
@@ -81,7 +80,7 @@ __device__ __forceinline__ void chain_fma_tile(const chain_args<T, C> &args, int
                     sum[i][j] = fma(a[(m + i * 8) * PITCH + k], b[(n + j * 16) * PITCH + k], sum[i][j]);
             }
         }
-        __syncthreads(); /* ... and read before the next ones come */
+        __syncthreads(); /* ... and read before the next ones are written */
     }
 #pragma unroll
     for (int i = 0; i < OUT_M; i++) {
@@ -110,13 +109,13 @@ __device__ __forceinline__ void mma_k16(float (&d)[4], const uint32_t (&a)[4], c
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* Two neighbouring elements. */
+/* Two adjacent elements. */
 template <class T> __device__ __forceinline__ uint32_t pair_at(const T *at)
 {
     return *reinterpret_cast<const uint32_t *>(at);
 }
 
-constexpr int MMA_M = 2, MMA_N = 4; /* m16n8 tiles of a warp */
+constexpr int MMA_M = 2, MMA_N = 4; /* m16n8 tiles per warp */
 
 /* One k16 step of a warp: rows from `a` and columns from `b` on, both [row][k]. Lane 4g + t holds columns 2t,
  * 2t + 1 of rows g and g + 8 (PTX, m16n8k16). */
@@ -153,7 +152,8 @@ __device__ __forceinline__ void warp_step(float (&sum)[MMA_M][MMA_N][4], const T
 template <class T, class C>
 __device__ __forceinline__ void chain_mma_tile(const chain_args<T, C> &args, int64_t m0, int64_t n0)
 {
-    constexpr int PITCH = CHAIN_K + 8; /* 20 words a row: the lanes of a fragment hit 32 different banks */
+    constexpr int PITCH = CHAIN_K + 8; /* 20 words per row: the lanes of a fragment access 32 different
+                                        * banks */
     __shared__ alignas(16) T a[CHAIN_M * PITCH], b[CHAIN_N * PITCH];
     int warp_m = threadIdx.x / 64 * 32, warp_n = threadIdx.x / 32 % 2 * 32;
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -162,11 +162,11 @@ __device__ __forceinline__ void chain_mma_tile(const chain_args<T, C> &args, int
     for (int64_t k0 = 0; k0 < args.a.k; k0 += CHAIN_K) {
         stage<CHAIN_M, PITCH>(a, args.a, m0, k0);
         stage<CHAIN_N, PITCH>(b, args.b, n0, k0);
-        __syncthreads(); /* the tiles are staged before they are read */
+        __syncthreads(); /* the tiles are written before they are read */
 #pragma unroll
         for (int k = 0; k < CHAIN_K; k += 16)
             warp_step<T, PITCH>(sum, a + warp_m * PITCH + k, b + warp_n * PITCH + k);
-        __syncthreads(); /* ... and read before the next ones come */
+        __syncthreads(); /* ... and read before the next ones are written */
     }
 #pragma unroll
     for (int i = 0; i < MMA_M; i++) {
@@ -180,7 +180,7 @@ __device__ __forceinline__ void chain_mma_tile(const chain_args<T, C> &args, int
     }
 }
 
-/* The tile of C from row m0 and column n0 on, by a block of RK_TILE_CHAIN_THREADS. */
+/* Computes the tile of C from row m0 and column n0 on, with a block of RK_TILE_CHAIN_THREADS. */
 template <class T, class C>
 __device__ __forceinline__ void chain_tile(const chain_args<T, C> &args, int64_t m0, int64_t n0)
 {

@@ -1,6 +1,6 @@
-/* Plans: for each product what the library needs to know, and which of its algorithms to take.
+/* Plans: cuBLASLt's descriptors and the chosen algorithm of each GEMM.
  *
- * Packed batches bring ever new M, so the cache has a bound and starts over when it is full. */
+ * Packed batches have many different M, so the cache is bounded, and cleared when it is full. */
 #include "kernels/cuda/gemm/gemm_internal.h"
 
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_log.h"
 
-/* Half full at most, so that a search is short. */
+/* At most half full, so that searches are short. */
 #define MAX_PLANS (RK_GEMM_NUM_SLOTS / 2)
 
 static void plan_fini(struct rk_gemm_plan *plan)
@@ -44,7 +44,7 @@ static uint64_t hash_of(const struct rk_gemm_key *key)
 {
     uint64_t words[sizeof(*key) / sizeof(uint64_t)], hash = 0xcbf29ce484222325u;
 
-    _Static_assert(sizeof(*key) % sizeof(uint64_t) == 0, "a key is whole words");
+    _Static_assert(sizeof(*key) % sizeof(uint64_t) == 0, "the size of a key is a multiple of a word");
     memcpy(words, key, sizeof(*key));
     for (size_t i = 0; i < RK_ARRAY_LEN(words); i++)
         hash = (hash ^ words[i]) * 0x100000001b3u;
@@ -61,7 +61,7 @@ static cudaDataType_t data_type(rk_dtype_t dtype)
     case RK_DTYPE_F32:
         return CUDA_R_32F;
     default:
-        return CUDA_R_64F; /* the check of the operator lets no other float type through */
+        return CUDA_R_64F; /* the operator's checks reject other float types */
     }
 }
 
@@ -114,7 +114,7 @@ static struct rk_status *fill_preference(cublasLtMatmulPreference_t pref, const 
     RK_TRY(set_preference(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key->align_a));
     RK_TRY(set_preference(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key->align_c));
     RK_TRY(set_preference(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key->align_c));
-    /* Parts of a sum over K are added in f32, never in the type of C. */
+    /* Partial sums of split K are added in f32, never in the dtype of C. */
     return set_preference(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                           key->bits != RK_GEMM_ANY ? CUBLASLT_REDUCTION_SCHEME_NONE
                                                    : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
@@ -144,7 +144,7 @@ struct rk_status *rk_gemm_candidates(const struct rk_cuda_device *dev, const str
     RK_TRY_GOTO(st, fill_preference(pref, &plan->key), out);
     error = cublasLtMatmulAlgoGetHeuristic(dev->blas, plan->desc, plan->first, plan->second, plan->out,
                                            plan->out, pref, RK_GEMM_MAX_CANDIDATES, results, &num_results);
-    if (error != CUBLAS_STATUS_NOT_SUPPORTED) /* none is no error */
+    if (error != CUBLAS_STATUS_NOT_SUPPORTED) /* no algorithm is not an error */
         RK_TRY_GOTO(st, rk_cuda_blas_status(error, "cublasLtMatmulAlgoGetHeuristic"), out);
     for (int i = 0; i < num_results; i++) {
         if (results[i].state == CUBLAS_STATUS_SUCCESS &&
@@ -174,8 +174,8 @@ static struct rk_status *choose(struct rk_cuda_device *dev, const struct rk_cuda
             RK_TRY(rk_gemm_tune(dev, stream, plan, args));
     }
     if (!plan->has_algo)
-        RK_WARN("no library kernel for a matrix product m=%lld n=%lld k=%lld dtype=%s strict=%d, using "
-                "our own",
+        RK_WARN("cuBLASLt has no kernel for GEMM m=%lld n=%lld k=%lld dtype=%s strict=%d; using the built-in "
+                "kernel",
                 (long long)plan->key.m, (long long)plan->key.n, (long long)plan->key.k,
                 rk_dtype_name(args->a.dtype), args->strict);
     return NULL;

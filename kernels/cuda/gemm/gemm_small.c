@@ -1,12 +1,11 @@
-/* Products with few rows: the library's kernel, or which choice of our own (gemm_small_sm90.cu). By time on
- * the operands themselves, once for all products of like size; all have the same bits, so the clock decides
- * nothing else.
+/* GEMMs with few rows: chooses between cuBLASLt's kernel and the variants of gemm_small_sm90.cu, by timing on
+ * the operands, once for all GEMMs of similar size. All are bit-identical, so timings do not affect results.
  *
- * What is timed is a graph of several calls, as in a decode step: launched one by one, the smallest products
- * would measure the host. In front of each the scratch is written, which leaves little of B in L2: read from
- * there, it flatters our kernel. Then comes a norm, during which our kernel begins to read B, and behind the
- * call another one, which may start beside our kernel but not beside the library's. What these take without
- * the call is subtracted. */
+ * Times a graph of several calls, as in a decode step: separate launches of the smallest GEMMs would measure
+ * the host. Before each call the scratch memory is overwritten, which evicts most of B from L2; reading B
+ * from L2 would favor gemm_small_sm90.cu. Then follows a norm, during which gemm_small_sm90.cu begins to load
+ * B, and after the call another norm, which may overlap gemm_small_sm90.cu but not cuBLASLt. The time of the
+ * graph without the call is subtracted. */
 #include "kernels/cuda/gemm/gemm_small.h"
 
 #include <string.h>
@@ -14,15 +13,15 @@
 #include "base/rk_log.h"
 #include "kernels/cuda/gemm/gemm_internal.h"
 
-#define NUM_TIMED 16 /* choices, of those that are expected to be the fastest */
+#define NUM_TIMED 16 /* number of choices timed, of those expected to be the fastest */
 #define NUM_CALLS 8  /* in a graph */
-#define NUM_RUNS  3  /* of the graph; the fastest counts */
+#define NUM_RUNS  3  /* of the graph; the fastest run counts */
 
-/* Our own kernel is taken when it needs less than this part of the library's time: among the kernels of a
- * step it overlaps with more than here. */
+/* gemm_small_sm90.cu is used when its time is below this factor of cuBLASLt's time: in a step it overlaps
+ * more kernels than in this measurement. */
 #define WORTH_IT 1.05F
 
-/* Instead of a choice plus 1. */
+/* Special values instead of a choice plus 1. */
 enum { NOTHING = -1, LIBRARY = 0 };
 
 static struct rk_status *run(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
@@ -36,7 +35,7 @@ static struct rk_status *run(struct rk_cuda_device *dev, struct rk_cuda_stream *
     return rk_gemm_activate(dev, stream, args);
 }
 
-/* A norm as it stands in front of most products, and behind them. */
+/* A norm as before most GEMMs, and after them. */
 static struct rk_status *run_norm(struct rk_cuda_device *dev, struct rk_cuda_stream *stream)
 {
     enum { ROWS = 64, COLS = 1536 };
@@ -50,7 +49,7 @@ static struct rk_status *run_norm(struct rk_cuda_device *dev, struct rk_cuda_str
     return rk_cuda_op_rmsnorm_fwd(dev, stream, &norm);
 }
 
-/* A call among what surrounds it: see above. */
+/* A call between the other kernels of the measurement, see above. */
 static struct rk_status *run_among(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
                                    const struct rk_gemm_plan *plan, const struct rk_gemm_args *args,
                                    int choice)
@@ -83,7 +82,7 @@ static struct rk_status *record_calls(struct rk_cuda_device *dev, struct rk_cuda
     return st;
 }
 
-/* Microseconds of a call and of what surrounds it. */
+/* Microseconds of a call together with the other kernels. */
 static struct rk_status *time_graph(const struct rk_cuda_stream *stream, cudaGraphExec_t graph,
                                     cudaEvent_t events[2], float *us)
 {
@@ -115,7 +114,7 @@ static struct rk_status *time_choice(struct rk_cuda_device *dev, struct rk_cuda_
     return st;
 }
 
-/* Leaves the plan's own kernel, or none where the library is as fast. */
+/* Sets the plan's choice, or none if cuBLASLt is as fast. */
 static struct rk_status *time_all(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
                                   struct rk_gemm_plan *plan, const struct rk_gemm_args *args,
                                   const int choices[], int count)
@@ -140,7 +139,7 @@ static struct rk_status *time_all(struct rk_cuda_device *dev, struct rk_cuda_str
         }
     }
     if (plan->small > 0)
-        RK_DEBUG_LOG("matrix product m=%lld n=%lld k=%lld: own kernel (%s) %.1f us, the library's %.1f us",
+        RK_DEBUG_LOG("GEMM m=%lld n=%lld k=%lld: built-in kernel (%s) %.1f us, cuBLASLt %.1f us",
                      (long long)plan->key.m, (long long)plan->key.n, (long long)plan->key.k,
                      rk_gemm_small_name(plan->small - 1, name, sizeof(name)), (double)(best_us - other_us),
                      (double)(library_us - other_us));
@@ -153,7 +152,7 @@ out:
     return st;
 }
 
-/* What has been found for a product of like size. */
+/* Uses the choice found earlier for a GEMM of similar size. */
 static bool take_found(const struct rk_cuda_gemm_plans *plans, const struct rk_gemm_key *key, int *small)
 {
     for (int i = 0; i < plans->num_small; i++) {
@@ -177,7 +176,7 @@ struct rk_status *rk_gemm_small_tune(struct rk_cuda_device *dev, struct rk_cuda_
         return NULL;
     if (plan->key.num_parts > 1)
         plan->small = choices[0] + 1;
-    if (!rk_gemm_can_wait(stream) || dev->sync_launch) /* ... which cannot be recorded */
+    if (!rk_gemm_can_wait(stream) || dev->sync_launch) /* ... which cannot be recorded into a graph */
         return NULL;
     RK_TRY(time_all(dev, stream, plan, args, choices, RK_MIN(count, NUM_TIMED)));
     if (plans->num_small < RK_GEMM_MAX_TUNED)

@@ -86,13 +86,13 @@ constexpr int NUM_CLUSTERS_M = 2, NUM_CLUSTERS_N = 3, NUM_CLUSTERS = NUM_CLUSTER
 constexpr int NUM_CHOICES = NUM_TILES * NUM_CLUSTERS;
 static_assert(NUM_CHOICES <= RK_GEMM_SMALL_MAX_CHOICES, "a choice each");
 
-/* Boxes of a part of K: whole stages of every tile, so that the tile has no part in the bits. */
+/* Boxes of a part of K: whole stages for every tile size, so that results do not depend on the tile. */
 int part_boxes(int num_boxes, int num_parts)
 {
     return (int)rk_ceil_div(num_boxes, MAX_BOXES * num_parts) * MAX_BOXES;
 }
 
-/* A choice for a product. */
+/* A choice for a GEMM. */
 struct small_plan {
     const small_tile *tile;
     int cluster_m, cluster_n, num_parts, box_rows, blocks;
@@ -117,17 +117,17 @@ int cluster_size(const small_plan &plan)
     return plan.cluster_m * plan.cluster_n * plan.num_parts;
 }
 
-/* Whether the cluster is one that every GPU runs, and all its rows of blocks have something to do. */
+/* Whether every GPU can run the cluster, and all its rows of thread blocks have work. */
 bool is_possible(const small_plan &plan, int64_t m)
 {
     return cluster_size(plan) <= 8 && plan.box_rows <= TILE_M && plan.box_rows * (plan.cluster_m - 1) < m;
 }
 
-/* Microseconds expected: the largest of the bounds of the header, and what L2 has to give, for an H200, whose
- * 132 SMs take no more than 29 clusters of four at a time. */
+/* Expected microseconds: the maximum of the bounds in the header and of L2 bandwidth, for an H200, whose 132
+ * SMs run at most 29 clusters of four at a time. */
 double cost_of(const small_plan &plan, int64_t n, int64_t k, int num_sms)
 {
-    double part_k = (double)k / plan.num_parts, row_us = part_k * 2 * 1e-6; /* times bytes a second in TB */
+    double part_k = (double)k / plan.num_parts, row_us = part_k * 2 * 1e-6; /* at 1 TB/s */
     double sms = cluster_size(plan) > 2 ? 0.88 * num_sms : num_sms;
     double rounds = ceil(plan.blocks / sms);
     double clocks =
@@ -138,7 +138,7 @@ double cost_of(const small_plan &plan, int64_t n, int64_t k, int num_sms)
     return fmax(fmax(rounds * clocks / 1.75e3, (double)n * (double)k * 2e-6 / 4.0), loads * row_us / 5.5);
 }
 
-/* The copy engine wants a stride even where there is one row. */
+/* TMA requires a stride even for a single row. */
 cudaError_t make_map(CUtensorMap *map, rk_tensor_t t, int box_rows)
 {
     int64_t stride = t.shape[0] > 1 ? t.row_stride : rk_ceil_div(t.shape[1], 8) * 8;
@@ -146,7 +146,7 @@ cudaError_t make_map(CUtensorMap *map, rk_tensor_t t, int box_rows)
     return attn_make_map(map, t.data, {t.shape[1], t.shape[0], 1, 1, stride, stride, stride, box_rows});
 }
 
-/* No swiglu, or one that the kernel can do. */
+/* Whether there is no swiglu, or one that the kernel supports. */
 bool can_activate(const struct rk_gemm_args *args)
 {
     return !args->swiglu.data ||

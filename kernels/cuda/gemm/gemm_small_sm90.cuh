@@ -1,4 +1,4 @@
-/* The kernel of gemm_small_sm90.cu, whose header says what it does. */
+/* The kernel of gemm_small_sm90.cu, which documents it. */
 #ifndef RK_CUDA_GEMM_SMALL_SM90_CUH
 #define RK_CUDA_GEMM_SMALL_SM90_CUH
 
@@ -12,7 +12,7 @@ namespace
 constexpr int MAX_STAGES = 10, MAX_BOXES = 4, TILE_M = 64;
 constexpr int CONSUMER_WARPS = 4, CONSUMERS = CONSUMER_WARPS * 32, THREADS = CONSUMERS + 64;
 
-/* Boxes of 64 columns of K in a stage: a wide tile has enough to do for one. */
+/* Boxes of 64 columns of K in a stage: one is enough work for a wide tile. */
 constexpr int boxes_of(int tile_n)
 {
     return tile_n >= 96 ? 1 : tile_n >= 64 ? 2 : MAX_BOXES;
@@ -25,7 +25,7 @@ constexpr int stage_bytes(int rows, int tile_n)
 }
 
 struct small_args {
-    rk_bf16 *c;          /* or what swiglu makes of it */
+    rk_bf16 *c;          /* or the output of swiglu */
     const rk_bf16 *bias; /* may be NULL */
     int64_t ldc;
     int m, n;
@@ -33,7 +33,7 @@ struct small_args {
     int num_boxes, part_boxes; /* boxes of 64 over all of K, and over a part of it */
     int num_stages;            /* of the rings */
     int cluster_m, cluster_n, num_parts;
-    int box_rows; /* rows of A that a block loads and makes */
+    int box_rows; /* rows of A that a thread block loads and computes */
     bool b_is_settled;
 };
 
@@ -75,7 +75,7 @@ template <int TN> struct small_mma;
 #define L64    L56 ", %56, %57, %58, %59, %60, %61, %62, %63"
 #define L72    L64 ", %64, %65, %66, %67, %68, %69, %70, %71"
 
-/* a and b: the numbers of the operands behind those of d. */
+/* a and b: the operand numbers after those of d. */
 #define SMALL_MMA(tn, list, a_at, b_at, ...)                                                      \
     template <> struct small_mma<tn> {                                                            \
         static __device__ inline void add(float (&d)[tn / 2], uint64_t a, uint64_t b)             \
@@ -127,14 +127,14 @@ __device__ inline uint32_t cluster_rank()
     return rank;
 }
 
-/* All threads of all blocks of the cluster. Orders no memory but that of attn_bar_init_fence(). */
+/* Barrier of all threads of the cluster. Orders no memory except attn_bar_init_fence(). */
 __device__ inline void cluster_sync()
 {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-/* What was read of the stage before has been read by the tensor cores: no fence, which would take a
- * microsecond. */
+/* The earlier reads of the stage were done by the tensor cores and are complete: no fence is needed, which
+ * would take a microsecond. */
 __device__ inline void remote_arrive(uint64_t *bar, uint32_t rank)
 {
     asm volatile("{ .reg .b32 at; mapa.shared::cluster.u32 at, %0, %1;\n"
@@ -143,7 +143,8 @@ __device__ inline void remote_arrive(uint64_t *bar, uint32_t rank)
                  : "memory");
 }
 
-/* The box of 64 columns at k and all rows from `row`, to the same place of every block in `blocks`. */
+/* Copies the box of 64 columns at k and all rows from `row` to the same address in every block in
+ * `blocks`. */
 __device__ inline void load_box(void *dst, const CUtensorMap *map, uint64_t *bar, int k, int row,
                                 uint32_t blocks)
 {
@@ -153,7 +154,7 @@ __device__ inline void load_box(void *dst, const CUtensorMap *map, uint64_t *bar
                  : "memory");
 }
 
-/* Where a block stands in its cluster, and what it has to do. */
+/* Position of a thread block in its cluster, and its work. */
 struct small_place {
     int m, n, part;           /* along M, N and K */
     uint32_t a, b;            /* blocks that share its rows of A; of B */
@@ -195,18 +196,18 @@ struct small_turn {
     }
 };
 
-/* Where the stages of A or B of a block come from. */
+/* Source of the stages of A or B of a thread block. */
 struct small_source {
     const CUtensorMap *map;
-    int row, rows;   /* that the block takes */
+    int row, rows;   /* rows that the thread block uses */
     int first_box;   /* of K */
-    uint32_t blocks; /* of the cluster that take the same */
-    int turn, turns; /* they load boxes by turns */
-    int half;        /* from here as many rows again, or 0 */
+    uint32_t blocks; /* blocks of the cluster that use the same rows */
+    int turn, turns; /* they load boxes in turns */
+    int half;        /* offset to the same number of further rows, or 0 */
 };
 
-/* By one thread. At the end it waits until all stages have been read: then no other block signals this
- * block's barriers any more, and the block may exit. */
+/* Called by one thread. At the end it waits until all stages have been read: then no other block will signal
+ * this block's barriers, and the block may exit. */
 template <int BOXES>
 __device__ inline void fill(const small_ring &ring, const small_source &from, int num_stages)
 {
@@ -237,7 +238,7 @@ __device__ inline void fill(const small_ring &ring, const small_source &from, in
     }
 }
 
-/* Stages of K that a block takes. */
+/* Stages of K that a thread block processes. */
 template <int TN> __device__ inline int stages_of(const small_place &place)
 {
     return (place.num_boxes + boxes_of(TN) - 1) / boxes_of(TN);
@@ -254,7 +255,7 @@ __device__ inline void produce_a(const small_ring &ring, const small_maps &maps,
     fill<boxes_of(TN)>(ring, from, stages_of<TN>(place));
 }
 
-/* B that is settled is read before the kernel in front of this one has ended. */
+/* If the previous kernel does not write B, it is loaded before that kernel has ended. */
 template <int TN>
 __device__ inline void produce_b(const small_ring &ring, const small_maps &maps, const small_args &args,
                                  const small_place &place)
@@ -269,8 +270,8 @@ __device__ inline void produce_b(const small_ring &ring, const small_maps &maps,
 
 /* --- the products --- */
 
-/* The block that this lane signals when a stage of A (or of B) may be filled again: the blocks that load into
- * this one, one lane each; -1: none. */
+/* The thread block that this lane signals when a stage of A (or of B) may be overwritten: one lane for each
+ * block that loads into this one; -1: none. */
 __device__ inline int whom_to_tell(const small_place &place, bool *is_b)
 {
     int lane = attn_lane() % 16;

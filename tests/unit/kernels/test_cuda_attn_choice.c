@@ -124,13 +124,13 @@ static void test_attn_widths_beyond_kernels_are_refused(void **state)
     args = varlen_of(RK_DTYPE_BF16, 576, 512);
     assert_ok(rk_cuda_limit_attn_varlen_fwd(NULL, &args.fwd));
     assert_fails(rk_cuda_limit_attn_varlen_bwd(NULL, &args), RK_UNIMPLEMENTED,
-                 "attn_varlen_bwd: q and k have head_dim=576, this backend takes at most 256");
+                 "attn_varlen_bwd: q and k have head_dim=576, this backend supports at most 256");
     args = varlen_of(RK_DTYPE_F32, 64, 257);
     assert_fails(rk_cuda_limit_attn_varlen_bwd(NULL, &args), RK_UNIMPLEMENTED,
-                 "attn_varlen_bwd: v and out have v_head_dim=257, this backend takes at most 256");
+                 "attn_varlen_bwd: v and out have v_head_dim=257, this backend supports at most 256");
     args = varlen_of(RK_DTYPE_F32, 577, 64);
     assert_fails(rk_cuda_limit_attn_varlen_fwd(NULL, &args.fwd), RK_UNIMPLEMENTED,
-                 "attn_varlen_fwd: q and k have head_dim=577, this backend takes at most 576");
+                 "attn_varlen_fwd: q and k have head_dim=577, this backend supports at most 576");
     args = varlen_of(RK_DTYPE_F64, 64, 64);
     assert_fails(rk_cuda_limit_attn_varlen_fwd(NULL, &args.fwd), RK_UNIMPLEMENTED, "q is f64");
     paged.q = heads_of(RK_DTYPE_BF16, 3, 4, 576);
@@ -138,7 +138,7 @@ static void test_attn_widths_beyond_kernels_are_refused(void **state)
     assert_ok(rk_cuda_limit_attn_paged(NULL, &paged));
     paged.out = heads_of(RK_DTYPE_BF16, 3, 4, 513);
     assert_fails(rk_cuda_limit_attn_paged(NULL, &paged), RK_UNIMPLEMENTED,
-                 "attn_paged: v and out have v_head_dim=513, this backend takes at most 512");
+                 "attn_paged: v and out have v_head_dim=513, this backend supports at most 512");
 }
 
 int main(void)
