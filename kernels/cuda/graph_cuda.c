@@ -5,7 +5,7 @@
 
 struct cuda_graph {
     cudaGraphExec_t exec;
-    uint64_t num_moves; /* of the stream's scratch when it was recorded */
+    uint64_t num_moves; /* num_moves of the stream's scratch when the graph was recorded */
 };
 
 struct rk_status *rk_cuda_graph_begin(void *handle, void *stream_handle)
@@ -18,7 +18,7 @@ struct rk_status *rk_cuda_graph_begin(void *handle, void *stream_handle)
     return NULL;
 }
 
-/* With its memory on the device: what fails for want of it fails here, not at a launch. */
+/* Uploads the graph too: lack of device memory fails here, not at a launch. */
 static struct rk_status *instantiate(struct cuda_graph *graph, cudaGraph_t recorded,
                                      const struct rk_cuda_stream *stream)
 {
@@ -42,7 +42,7 @@ struct rk_status *rk_cuda_graph_end(void *handle, void *stream_handle, void **ou
     (void)handle;
     stream->is_recording = false;
     if (!out) {
-        (void)cudaGetLastError(); /* of a recording that a failed operation has spoilt */
+        (void)cudaGetLastError(); /* error of a recording that a failed operation has invalidated */
         if (recorded)
             (void)cudaGraphDestroy(recorded);
         return NULL;

@@ -1,7 +1,7 @@
 /* The operator table of the CUDA backend. */
 #include "kernels/cuda/cuda_internal.h"
 
-/* One row for each operator that calls rk_cuda_reserve. */
+/* One row per operator that calls rk_cuda_reserve. */
 static const struct rk_workspace_ops workspace_ops = {
     .attn_varlen_bwd = rk_cuda_workspace_attn_varlen_bwd,
     .attn_paged = rk_cuda_workspace_attn_paged,

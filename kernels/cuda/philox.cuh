@@ -1,4 +1,4 @@
-/* Counter-based random words on the device, as base/rk_rng.h has them. */
+/* Counter-based random words on the device, as defined in base/rk_rng.h. */
 #ifndef RK_CUDA_PHILOX_CUH
 #define RK_CUDA_PHILOX_CUH
 

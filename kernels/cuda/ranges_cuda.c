@@ -1,5 +1,5 @@
-/* Address ranges of a GPU: CUDA's virtual memory calls. They are the driver's, which is looked up at run time
- * like the rest of it. */
+/* Address ranges of a GPU: CUDA's virtual memory management, a driver API, whose functions are looked up at
+ * run time like the rest of the driver. */
 #include "kernels/cuda/cuda_internal.h"
 
 #include <cuda.h>
@@ -7,7 +7,7 @@
 
 #include "base/rk_alloc.h"
 
-/* Of these signatures since CUDA 10.2. */
+/* Version of these signatures: unchanged since CUDA 10.2. */
 #define DRIVER_VERSION 10020
 
 #define DRIVER_CALLS(X)    \
@@ -32,7 +32,7 @@ static struct rk_status *driver_status(CUresult result, const char *call)
         return NULL;
     if (result == CUDA_ERROR_OUT_OF_MEMORY)
         return rk_cuda_no_memory();
-    return RK_FAIL(RK_INTERNAL, "%s: error %d of the driver", call, (int)result);
+    return RK_FAIL(RK_INTERNAL, "%s: driver error %d", call, (int)result);
 }
 
 #define DRIVER(vmm, name, ...) RK_TRY(driver_status((vmm)->name(__VA_ARGS__), #name))
@@ -44,7 +44,7 @@ static struct rk_status *find_call(void *out, size_t bytes, const char *name)
 
     RK_CUDA(cudaGetDriverEntryPointByVersion(name, &entry, DRIVER_VERSION, cudaEnableDefault, &found));
     if (!entry || found != cudaDriverEntryPointSuccess)
-        return RK_FAIL(RK_UNIMPLEMENTED, "the NVIDIA driver lacks %s", name);
+        return RK_FAIL(RK_UNIMPLEMENTED, "the NVIDIA driver has no function %s; update it", name);
     memcpy(out, &entry, bytes);
     return NULL;
 }
@@ -105,7 +105,7 @@ struct rk_status *rk_cuda_range_reserve(void *handle, void **out, size_t bytes)
     return NULL;
 }
 
-/* The mapping holds the memory: the handle is not needed behind it. */
+/* The mapping keeps the memory alive: the handle is not needed afterwards. */
 static struct rk_status *map(const struct rk_cuda_device *dev, CUdeviceptr address, size_t bytes)
 {
     const struct rk_cuda_vmm *vmm = dev->vmm;

@@ -1,4 +1,4 @@
-/* The CUDA backend, as the plug-in that holds it sees it (engine/plugin_cuda.c). */
+/* The interface of the CUDA backend to the plug-in that contains it (engine/plugin_cuda.c). */
 #ifndef RK_CUDA_H
 #define RK_CUDA_H
 

@@ -1,4 +1,4 @@
-/* Streams of the CUDA runtime, and what they are given beside kernels. */
+/* Streams of the CUDA runtime, and operations on them other than kernels. */
 #include "kernels/cuda/cuda_internal.h"
 
 #include "base/rk_alloc.h"
@@ -48,7 +48,7 @@ struct rk_status *rk_cuda_stream_create(void *handle, void **out, const char *na
     return create_stream(handle, out, 0);
 }
 
-/* A block of it that waits for room on a processor gets it before blocks of other streams that wait, too. */
+/* Highest priority: its waiting thread blocks are scheduled before those of other streams. */
 struct rk_status *rk_cuda_stream_create_urgent(void *handle, void **out, const char *name)
 {
     int least, greatest;

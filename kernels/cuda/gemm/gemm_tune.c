@@ -1,9 +1,9 @@
-/* Which of the library's algorithms with the bits of one chain is the fastest for a product.
+/* Finds the fastest of cuBLASLt's algorithms that are bit-identical to one chain.
  *
- * The library's own ranking is no guide: its first choice loses up to ten times on a decode step, which it
- * ranks as if M were large, and 3 to 25% on a training batch. So candidates are taken from what it offers for
- * several M, and timed once for each power of two of the number of tokens, or for an eighth of it where they
- * are few; the others up to it take the same one. */
+ * cuBLASLt's own ranking is not usable: its first choice is up to 10x slower on a decode step, which it ranks
+ * as if M were large, and 3 to 25% slower on a training batch. So candidates come from its lists for several
+ * M, and are timed once per power of two of the number of tokens, or per eighth of it for few tokens; the
+ * algorithm is used for all numbers up to that one. */
 #include <string.h>
 
 #include "base/rk_log.h"
@@ -12,19 +12,19 @@
 #define MIN_ROWS 16
 #define MIN_STEP 8
 
-/* Few and many rows: what the library is asked for beside the product itself. */
+/* For few and for many rows: values of M for which candidates are requested in addition to the GEMM's own. */
 static const int64_t offered_for[2][4] = {{16, 64, 256, 1024}, {512, 2048, 4096, 16384}};
 
 #define MAX_CANDIDATES (RK_GEMM_MAX_CANDIDATES * 5)
 
-/* All are timed with one run; the first few of them again, with three. */
+/* All candidates are timed with one run; the fastest of them again, with three runs. */
 #define NUM_FINALISTS 4
 #define FINAL_RUNS    3
 
-/* Rows of C whose bits are compared. */
+/* Number of rows of C that are compared bit by bit. */
 #define MAX_SAME_ROWS 64
 
-/* Algorithms without repetition, and what a run of each took. */
+/* Distinct algorithms, and the time of a run of each. */
 struct candidates {
     cublasLtMatmulAlgo_t algos[MAX_CANDIDATES];
     float ms[MAX_CANDIDATES];
@@ -46,7 +46,7 @@ static void add_candidate(struct candidates *out, const struct rk_cuda_device *d
         out->algos[out->count++] = *algo;
 }
 
-/* What the library offers for the product with another number of rows. */
+/* Adds cuBLASLt's candidates for the GEMM with a different number of rows. */
 static struct rk_status *add_offers(struct candidates *out, const struct rk_cuda_device *dev,
                                     const struct rk_gemm_plan *plan, const struct rk_gemm_args *args,
                                     int64_t m)
@@ -78,7 +78,7 @@ static bool is_many_rows(const struct rk_gemm_plan *plan)
     return plan->key.m >= RK_GEMM_MANY_ROWS;
 }
 
-/* The call that is timed: it leaves C as it is where the product adds to it. */
+/* The call that is timed: leaves C unchanged if the GEMM adds to it. */
 static struct rk_gemm_args trial_args(const struct rk_gemm_args *args)
 {
     struct rk_gemm_args trial = *args;
@@ -90,7 +90,7 @@ static struct rk_gemm_args trial_args(const struct rk_gemm_args *args)
     return trial;
 }
 
-/* Milliseconds of a run, after one to warm up. */
+/* Milliseconds of a run, after a warm-up run. */
 static struct rk_status *time_plan(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
                                    const struct rk_gemm_plan *plan, const struct rk_gemm_args *args,
                                    cudaEvent_t events[2], int num_runs, float *ms)
@@ -106,7 +106,7 @@ static struct rk_status *time_plan(struct rk_cuda_device *dev, const struct rk_c
     return NULL;
 }
 
-/* Moves the fastest of the candidates from `first` on to that place. */
+/* Moves the fastest of the candidates from `first` on to position `first`. */
 static void bring_fastest(struct candidates *candidates, int first)
 {
     int best = first;
@@ -147,7 +147,7 @@ out:
     return st;
 }
 
-/* Brings the candidates into the order of their time, as far as it matters. */
+/* Sorts the candidates by time, as far as needed. */
 static struct rk_status *rank_candidates(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
                                          const struct rk_gemm_plan *plan, const struct rk_gemm_args *args,
                                          struct candidates *candidates)
@@ -164,7 +164,8 @@ static struct rk_status *rank_candidates(struct rk_cuda_device *dev, const struc
     return NULL;
 }
 
-/* Runs the product and, for its first rows, our own kernel, and compares. The scratch is free in between. */
+/* Runs the GEMM and, for its first rows, gemm_chain.cu, and compares. The scratch memory is unused
+ * meanwhile. */
 static struct rk_status *has_same_bits(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
                                        const struct rk_gemm_plan *plan, const struct rk_gemm_args *args,
                                        bool *same)
@@ -184,7 +185,7 @@ static struct rk_status *has_same_bits(struct rk_cuda_device *dev, const struct 
     return rk_cuda_same_bits(dev, stream, rk_tensor_rows(args->c, 0, rows), chain.c, same);
 }
 
-/* Gives the plan the fastest candidate that has the bits. */
+/* Gives the plan the fastest candidate that has the required bits. */
 static struct rk_status *take_fastest(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
                                       struct rk_gemm_plan *plan, const struct rk_gemm_args *args,
                                       const struct candidates *candidates)
@@ -196,8 +197,8 @@ static struct rk_status *take_fastest(struct rk_cuda_device *dev, const struct r
         RK_TRY(has_same_bits(dev, stream, plan, args, &same));
         if (same)
             return NULL;
-        RK_WARN("a library kernel with split-K = 1 has other bits than one chain: m=%lld n=%lld k=%lld "
-                "dtype=%s; left out",
+        RK_WARN("a cuBLASLt kernel with split-K = 1 is not bit-identical to one chain and is not used: "
+                "m=%lld n=%lld k=%lld dtype=%s",
                 (long long)plan->key.m, (long long)plan->key.n, (long long)plan->key.k,
                 rk_dtype_name(args->a.dtype));
     }
@@ -205,8 +206,8 @@ static struct rk_status *take_fastest(struct rk_cuda_device *dev, const struct r
     return NULL;
 }
 
-/* Up to a power of two, or where there are few to an eighth of it: a tile that holds 17 rows, and with them
- * all of M, cuts 26 in two and reads the weight twice. */
+/* Rounds up to a power of two, or for few tokens to an eighth of it: for example, a tile that covers 17 rows
+ * would split 26 rows in two and read the weight twice. */
 static int64_t round_tokens(int64_t count)
 {
     int64_t power = MIN_ROWS, step;

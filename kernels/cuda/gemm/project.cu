@@ -20,7 +20,7 @@
 constexpr int WARPS = RK_TILE_PROJECT_WARPS;
 constexpr int THREADS = 32 * WARPS;
 constexpr int COLS = RK_TILE_PROJECT_COLS;
-constexpr int SLAB = 32 * RK_TILE_PACK; /* elements of a row that a warp has at a time */
+constexpr int SLAB = 32 * RK_TILE_PACK; /* elements of a row that a warp processes at a time */
 
 template <class T> struct project_fwd {
     rk_acc<T> *scores;
@@ -30,8 +30,8 @@ template <class T> struct project_fwd {
     bool aligned; /* all rows of x and of the weight */
 };
 
-/* Adds one pack of each row, elements from `col` on, to the sums of columns from first_col on. Columns that
- * are not there are the last one once more. */
+/* Adds one pack of each row, elements from `col` on, to the sums of columns from first_col on. Columns beyond
+ * the last one repeat the last one. */
 template <int ROWS, int CO, class T>
 __device__ __forceinline__ void project_add(rk_acc<T> (&sum)[ROWS][CO],
                                             const rk_pack<T, RK_TILE_PACK> (&packs)[ROWS],
@@ -58,8 +58,8 @@ __device__ __forceinline__ void project_add(rk_acc<T> (&sum)[ROWS][CO],
     }
 }
 
-/* sum[r][c] = x[first_row + r] . weight[first_col + c], to all lanes. Rows that are not there are the last
- * one once more. */
+/* sum[r][c] = x[first_row + r] . weight[first_col + c], in all lanes. Rows beyond the last one repeat the
+ * last one. */
 template <int ROWS, int CO, class T>
 __device__ __forceinline__ void project_sums(rk_acc<T> (&sum)[ROWS][CO], const project_fwd<T> &args,
                                              int64_t first_row, int64_t first_col)
@@ -170,7 +170,7 @@ __device__ __forceinline__ void project_dx(const project_bwd<T> &args, int64_t r
     rk_store(args.dx + row * args.dx_stride + col, rk_repack<T>(dx), args.hidden_size - col, args.aligned);
 }
 
-/* This thread's share of rows first_col .. first_col + CO of dweight; writes dx once. */
+/* This thread's contribution to rows first_col .. first_col + CO of dweight; writes dx once. */
 template <int CO, class T>
 __device__ __forceinline__ void project_rows(rk_acc<T> (&sum)[CO][RK_TILE_PACK], const project_bwd<T> &args,
                                              int64_t first_col, int64_t col)
@@ -214,7 +214,7 @@ __device__ __forceinline__ void project_rows(rk_acc<T> (&sum)[CO][RK_TILE_PACK],
     }
 }
 
-/* The sums of the block's warps, in ascending order, become its part of one row of dweight. */
+/* Adds the sums of the block's warps in ascending order and writes its part of one row of dweight. */
 template <class T>
 __device__ __forceinline__ void project_store_part(const project_bwd<T> &args, int64_t column,
                                                    const rk_acc<T> (&sum)[RK_TILE_PACK])
@@ -225,12 +225,12 @@ __device__ __forceinline__ void project_store_part(const project_bwd<T> &args, i
     A *part = args.parts + (blockIdx.y * args.num_cols + column) * args.hidden_size + col;
     int thread = (int)(threadIdx.y * 32 + threadIdx.x);
 
-    __syncthreads(); /* the sums of the column before have been read */
+    __syncthreads(); /* the sums of the previous column have been read */
 #pragma unroll
     for (int i = 0; i < RK_TILE_PACK; i++)
         shared[threadIdx.y][i * 32 + (int)threadIdx.x] =
             sum[i];  /* of element threadIdx.x * RK_TILE_PACK + i */
-    __syncthreads(); /* all warps have their sums there */
+    __syncthreads(); /* all warps have written their sums */
     for (int at = thread; at < SLAB && col + at < args.hidden_size; at += THREADS) {
         A total = 0;
 
@@ -260,7 +260,7 @@ template <class T, int CO> __global__ void __launch_bounds__(THREADS) project_bw
     }
 }
 
-/* As many as give no more than RK_TILE_PROJECT_BLOCKS blocks, and at least a row for each warp. */
+/* The number of parts that gives up to RK_TILE_PROJECT_BLOCKS blocks and at least one row per warp. */
 static int64_t count_parts(int64_t num_rows, int64_t hidden_size)
 {
     int64_t wanted = RK_TILE_PROJECT_BLOCKS / rk_ceil_div(hidden_size, SLAB);

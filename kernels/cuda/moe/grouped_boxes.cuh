@@ -1,4 +1,4 @@
-/* How the results of grouped_gemm_sm90.cuh reach memory. */
+/* Stores the results of grouped_gemm_sm90.cuh to memory. */
 #ifndef RK_CUDA_GROUPED_BOXES_CUH
 #define RK_CUDA_GROUPED_BOXES_CUH
 
@@ -9,8 +9,8 @@
 namespace
 {
 
-/* --- results: by way of shared memory, so that the copy engine writes them while the next tile is made.
- * Boxes of 64 rows of 128 bytes lie there as those of the operands do --- */
+/* --- results are staged in shared memory, so that TMA writes them while the next tile is computed. Boxes of
+ * 64 rows of 128 bytes have the layout of the operands' boxes --- */
 
 /* Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8. */
 template <bool TRANSPOSED>
@@ -27,13 +27,13 @@ __device__ inline void store_matrices(const void *row, uint32_t m0, uint32_t m1,
                      : "memory");
 }
 
-/* Unit `unit` of 16 bytes of row `row` of boxes that follow each other. */
+/* Unit `unit` of 16 bytes of row `row` of consecutive boxes. */
 __device__ inline uint8_t *box_unit(void *boxes, int row, int unit)
 {
     return (uint8_t *)boxes + row * 128 + (unit ^ row % 8) * 16;
 }
 
-/* The box at `src` to (col, row) of matrix `group`: elements outside of the tensor are left out. */
+/* Stores the box at `src` to (col, row) of matrix `group`; elements outside of the tensor are not written. */
 __device__ inline void store_box(const CUtensorMap *map, const void *src, int col, int row, int group)
 {
     asm volatile(
@@ -42,7 +42,7 @@ __device__ inline void store_box(const CUtensorMap *map, const void *src, int co
         : "memory");
 }
 
-/* ... added to what is there. */
+/* ... and adds it to the existing values. */
 __device__ inline void add_box(const CUtensorMap *map, const void *src, int col, int row, int group)
 {
     asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.bulk_group [%0, {%2, %3, %4, %5}], "
@@ -56,7 +56,7 @@ __device__ inline void commit_boxes()
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/* What the warpgroup's boxes held has been read: they may be written again. */
+/* Waits until the warpgroup's boxes have been read and may be overwritten. */
 __device__ inline void wait_for_boxes()
 {
     if (threadIdx.x % ATTN_WG == 0)
@@ -64,7 +64,7 @@ __device__ inline void wait_for_boxes()
     attn_named_sync(2 + threadIdx.x / ATTN_WG, ATTN_WG);
 }
 
-/* What the warpgroup wrote is seen by the copy engine. */
+/* Makes the warpgroup's writes visible to TMA. */
 __device__ inline void publish_boxes()
 {
     attn_async_fence();

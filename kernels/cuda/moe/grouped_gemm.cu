@@ -1,5 +1,5 @@
-/* Twin of kernels/cpu/grouped_gemm.c: on Hopper grouped_gemm_sm90.cu for what it takes; else the tiles of
- * gemm_chain.cuh.
+/* Twin of kernels/cpu/grouped_gemm.c: grouped_gemm_sm90.cu on Hopper for the arguments that it supports;
+ * otherwise the tiles of gemm_chain.cuh.
  *
  * Work split   A block makes a 64 x 64 tile. How many rows the groups have is known on the device only, so
  * there are as many blocks as any groups could need: one for each 64 rows and one more a group. Each looks
@@ -12,7 +12,7 @@
 namespace
 {
 
-/* The product of the first group, and how far the next one's w, or dw, is. */
+/* The GEMM of the first group, and the offset to the next group's w, or dw. */
 template <class T, class C> struct groups_args {
     chain_args<T, C> chain;
     const int *offsets;

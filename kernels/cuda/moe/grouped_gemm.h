@@ -1,5 +1,5 @@
-/* Private to kernels/cuda: products of groups of rows by the instructions of Hopper (grouped_gemm_sm90.cu).
- * They have the bits of gemm_chain.cuh. */
+/* Private to kernels/cuda: grouped GEMMs with Hopper's instructions (grouped_gemm_sm90.cu). They are
+ * bit-identical to gemm_chain.cuh. */
 #ifndef RK_CUDA_GROUPED_GEMM_H
 #define RK_CUDA_GROUPED_GEMM_H
 
@@ -7,7 +7,7 @@
 
 RK_BEGIN_DECLS
 
-/* Whether the device, the types and the alignment are such that the calls below can be made. */
+/* Whether device, types and alignment are supported by the functions below. */
 bool rk_grouped_gemm_takes(const struct rk_cuda_device *dev, const struct rk_grouped_gemm_args *args);
 bool rk_grouped_gemm_takes_wgrad(const struct rk_cuda_device *dev,
                                  const struct rk_grouped_gemm_wgrad_args *args);

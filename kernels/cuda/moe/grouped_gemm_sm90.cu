@@ -56,7 +56,7 @@ cudaError_t launch(const struct rk_cuda_device *dev, cudaStream_t stream, const 
     return cudaLaunchKernelEx(&config, grouped_gemm_kernel<KIND, C, TN>, maps, args);
 }
 
-/* Which tile has no part in the bits. */
+/* Results do not depend on the choice of tile. */
 template <int KIND>
 cudaError_t launch_rows(const struct rk_cuda_device *dev, cudaStream_t stream, const grouped_maps &maps,
                         const grouped_args &args, int64_t num_rows)
@@ -66,7 +66,7 @@ cudaError_t launch_rows(const struct rk_cuda_device *dev, cudaStream_t stream, c
     return launch<KIND, bf16, GROUPED_N>(dev, stream, maps, args);
 }
 
-/* Matrices [num_matrices, rows, cols] that follow each other, in boxes of box_rows rows. */
+/* Consecutive matrices [num_matrices, rows, cols], in boxes of box_rows rows. */
 struct matrices {
     int64_t cols, rows, stride, num_matrices;
     int box_rows;

@@ -1,4 +1,4 @@
-/* The kernel of grouped_gemm_sm90.cu, whose header says what it does. */
+/* The kernel of grouped_gemm_sm90.cu, which documents it. */
 #ifndef RK_CUDA_GROUPED_GEMM_SM90_CUH
 #define RK_CUDA_GROUPED_GEMM_SM90_CUH
 
@@ -10,8 +10,9 @@
 namespace
 {
 
-/* What the reduction of a product runs over. The matrix of the group (A) or, for its gradient, dy gives the
- * 128 rows of a tile, and the rows of the group (B) or, for the gradient, the columns of x, the 256 columns:
+/* The dimension that a GEMM sums over. The 128 rows of a tile come from the matrix of the group (A) or, for
+ * its gradient, from dy; the 256 columns from the rows of the group (B) or, for the gradient, from the
+ * columns of x:
  */
 enum grouped_kind {
     GROUPED_OUTPUT, /* y[r][m] = sum_k x[r][k] w[m][k]:   A = w,   B = x;  k contiguous in both */
@@ -27,8 +28,8 @@ constexpr int GROUPED_BOX = 64 * GROUPED_K; /* elements of a box of 64 rows or c
 constexpr int GROUPED_A = GROUPED_M * GROUPED_K;
 constexpr int GROUPED_MAX_GROUPS = 1024;
 
-/* Elements and number of the stages of A and B for tiles of TN columns. Narrow ones wait for memory: more of
- * it is on its way. */
+/* Elements and number of the stages of A and B for tiles of TN columns. Narrow tiles are bound by memory:
+ * they have more loads in flight. */
 template <int TN> constexpr int GROUPED_STAGE = GROUPED_A + TN *GROUPED_K;
 template <int TN> constexpr int GROUPED_STAGES = TN == GROUPED_N ? 3 : GROUPED_MAX_STAGES;
 template <int TN>
@@ -39,9 +40,9 @@ struct grouped_args {
     void *out;
     const int *offsets; /* [num_groups + 1] */
     int num_groups;
-    int m;           /* rows of a tile's operand A in all: columns of y, or rows of dw */
+    int m;           /* rows of operand A: columns of y, or rows of dw */
     int n;           /* GROUPED_WEIGHT: columns of dw */
-    int k;           /* of the sums; of GROUPED_WEIGHT the rows of each group */
+    int k;           /* summed elements; with GROUPED_WEIGHT the rows of each group */
     int64_t ldc;     /* of a row of the output */
     bool overwrites; /* GROUPED_WEIGHT: = instead of += */
 };
@@ -50,10 +51,11 @@ struct grouped_maps {
     CUtensorMap a, b, c;
 };
 
-/* 128 x up to 256 outputs of a block; the two of a cluster have neighbouring rows of A and the same B. */
+/* 128 x up to 256 outputs of a thread block; the two blocks of a cluster have adjacent rows of A and the same
+ * B. */
 struct grouped_tile {
     int group, m;  /* first row of A */
-    int n, num_n;  /* first row of B, or column of GROUPED_WEIGHT, and how many are wanted */
+    int n, num_n;  /* first row of B (GROUPED_WEIGHT: column), and the number used */
     int first_row; /* of the group */
     int num_k;     /* of the sum */
 };
@@ -62,7 +64,7 @@ struct grouped_tile {
 
 /* --- tiles --- */
 
-/* Of a cluster: two blocks along A. */
+/* Tiles of a cluster: two thread blocks along A. */
 template <int KIND, int TN> __device__ inline int tiles_of_group(const grouped_args &args, int num_rows)
 {
     int num_m = (args.m + GROUPED_CLUSTER * GROUPED_M - 1) / (GROUPED_CLUSTER * GROUPED_M);
@@ -74,12 +76,11 @@ template <int KIND, int TN> __device__ inline int tiles_of_group(const grouped_a
 
 /* The groups, in shared memory. */
 struct grouped_groups {
-    int begin[GROUPED_MAX_GROUPS +
-              1]; /* the number of a group's first tile; behind the last one, of all tiles */
+    int begin[GROUPED_MAX_GROUPS + 1]; /* index of each group's first tile, followed by the total */
     int offsets[GROUPED_MAX_GROUPS + 1];
 };
 
-/* By one warp. */
+/* Called by one warp. */
 template <int KIND, int TN>
 __device__ inline void count_tiles(const grouped_args &args, grouped_groups *groups)
 {
@@ -111,7 +112,7 @@ __device__ inline void count_tiles(const grouped_args &args, grouped_groups *gro
     }
 }
 
-/* Tile number `index` of the cluster, as block `rank` of it sees it. */
+/* Tile `index` of the cluster, for its block `rank`. */
 template <int KIND, int TN>
 __device__ inline grouped_tile find_tile(const grouped_args &args, const grouped_groups &groups, int index,
                                          int rank)
@@ -120,7 +121,7 @@ __device__ inline grouped_tile find_tile(const grouped_args &args, const grouped
     int low = 0, high = args.num_groups, rest, num_rows;
     grouped_tile tile;
 
-    while (high - low > 1) { /* low begins at or before index, high behind it */
+    while (high - low > 1) { /* low begins at or before index, high after it */
         int middle = (low + high) / 2;
 
         if (groups.begin[middle] <= index)
@@ -153,7 +154,7 @@ struct grouped_barriers {
 
 template <int TN> struct grouped_shared {
     bf16 *ring;  /* stages of A, then of B */
-    bf16 *boxes; /* what each consumer warpgroup makes */
+    bf16 *boxes; /* results of each consumer warpgroup */
     grouped_barriers *bars;
     const grouped_groups *groups;
 
@@ -196,7 +197,7 @@ __device__ inline void grouped_cluster_sync()
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-/* What this warp's products read of a stage has been read by the tensor cores: no fence. */
+/* The tensor cores have completed this warp's reads of the stage: no fence is needed. */
 __device__ inline void grouped_arrive(uint64_t *bar, uint32_t rank)
 {
     asm volatile("{ .reg .b32 at; mapa.shared::cluster.u32 at, %0, %1;\n"
@@ -205,7 +206,7 @@ __device__ inline void grouped_arrive(uint64_t *bar, uint32_t rank)
                  : "memory");
 }
 
-/* A box of 64 columns from (col, row) of matrix `group`. */
+/* Loads a box of 64 columns from (col, row) of matrix `group`. */
 __device__ inline void grouped_load(bf16 *dst, const CUtensorMap *map, uint64_t *bar, int col, int row,
                                     int group)
 {
@@ -215,7 +216,7 @@ __device__ inline void grouped_load(bf16 *dst, const CUtensorMap *map, uint64_t 
                  : "memory");
 }
 
-/* ... to the same place of both blocks of the cluster. */
+/* ... to the same address in both blocks of the cluster. */
 __device__ inline void grouped_load_shared(bf16 *dst, const CUtensorMap *map, uint64_t *bar, int col, int row)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -224,7 +225,7 @@ __device__ inline void grouped_load_shared(bf16 *dst, const CUtensorMap *map, ui
                  : "memory");
 }
 
-/* k of the sum from `k` on: this block's rows of A, and its part of the boxes of B. */
+/* Loads the stage that begins at `k`: this block's rows of A, and its part of the boxes of B. */
 template <int KIND, int TN>
 __device__ inline void load_stage(const grouped_shared<TN> &shared, const grouped_maps &maps,
                                   const grouped_tile &tile, int stage, int k, int rank)
@@ -247,7 +248,7 @@ __device__ inline void load_stage(const grouped_shared<TN> &shared, const groupe
     }
 }
 
-/* By one thread. */
+/* Called by one thread. */
 template <int KIND, int TN>
 __device__ inline void produce(const grouped_shared<TN> &shared, const grouped_maps &maps,
                                const grouped_args &args, int rank)
@@ -268,8 +269,8 @@ __device__ inline void produce(const grouped_shared<TN> &shared, const grouped_m
 
 /* --- the products --- */
 
-/* The last rows of a group's sum share a stage with rows of the next one, or with memory that was never
- * written: zeroes these, by all consumers. */
+/* The last rows of a group's sum share a stage with rows of the next group, or with uninitialized memory: all
+ * consumers zero these. */
 __device__ inline void zero_tail(bf16 *stage, int num_rows, int num_boxes)
 {
     int count = GROUPED_K - num_rows;
@@ -302,14 +303,13 @@ __device__ inline void multiply_stage(float (&sum)[N / 2], const bf16 *a, const 
     attn_wgmma_commit();
 }
 
-/* A stage's products are on their way while the next one is waited for, and the last ones during meanwhile().
- */
+/* The GEMMs of a stage overlap the wait for the next one; the last ones overlap meanwhile(). */
 template <int KIND, int N, int TN, class F>
 __device__ inline void sum_tile(const grouped_shared<TN> &shared, const grouped_tile &tile,
                                 grouped_turn<TN> *turn, float (&sum)[N / 2], const F &meanwhile)
 {
-    uint64_t *before = NULL;     /* the barrier to tell about the stage before */
-    int told = threadIdx.x % 32; /* the block that this lane tells; each warp tells both */
+    uint64_t *before = NULL;     /* barrier of the previous stage, to be signalled */
+    int told = threadIdx.x % 32; /* the thread block that this lane signals; each warp signals both */
 
     for (int k = 0; k < tile.num_k; k += GROUPED_K) {
         bf16 *a = shared.a(turn->stage), *b = shared.b(turn->stage);
@@ -334,7 +334,7 @@ __device__ inline void sum_tile(const grouped_shared<TN> &shared, const grouped_
 
 /* --- results (grouped_boxes.cuh) --- */
 
-/* Rows of y from `row` on that are no whole box, from the warpgroup's boxes. */
+/* Stores rows of y from `row` on that are not a whole box, from the warpgroup's boxes. */
 __device__ inline void store_rest(const grouped_args &args, const grouped_tile &tile, bf16 *boxes, int row,
                                   int col)
 {
@@ -349,7 +349,7 @@ __device__ inline void store_rest(const grouped_args &args, const grouped_tile &
     }
 }
 
-/* A tile of y: a warp has 16 of its warpgroup's 64 columns of all rows. */
+/* Stores a tile of y: a warp has 16 of its warpgroup's 64 columns of all rows. */
 template <int N, int TN>
 __device__ inline void store_rows(const grouped_maps &maps, const grouped_args &args,
                                   const grouped_shared<TN> &shared, const grouped_tile &tile,
@@ -377,8 +377,8 @@ __device__ inline void store_rows(const grouped_maps &maps, const grouped_args &
     store_rest(args, tile, boxes, num_boxes * 64, col);
 }
 
-/* A tile of dw, half of its columns at a time: a warp has 16 rows, a lane two neighbouring columns of a row
- * and of the eighth one below it. */
+/* Stores a tile of dw, half of its columns at a time: a warp has 16 rows, a lane two adjacent columns of a
+ * row and of the row eight below. */
 __device__ inline void store_weight(const grouped_maps &maps, const grouped_args &args,
                                     const grouped_shared<GROUPED_N> &shared, const grouped_tile &tile,
                                     const float (&sum)[GROUPED_N / 2], float)
@@ -413,7 +413,7 @@ __device__ inline void store_weight(const grouped_maps &maps, const grouped_args
     }
 }
 
-/* ... of 16-bit elements. What is there is added before the one rounding. */
+/* ... of 16-bit elements. The existing values are added before the one rounding. */
 __device__ inline void store_weight(const grouped_maps &maps, const grouped_args &args,
                                     const grouped_shared<GROUPED_N> &shared, const grouped_tile &tile,
                                     const float (&sum)[GROUPED_N / 2], bf16)
@@ -533,7 +533,7 @@ __global__ void __launch_bounds__(GROUPED_THREADS, 1)
     if (threadIdx.x / 32 == 1)
         count_tiles<KIND, TN>(args, &groups);
     __syncthreads();        /* the tiles are counted */
-    grouped_cluster_sync(); /* the barriers of both blocks are ready */
+    grouped_cluster_sync(); /* the barriers of both blocks are initialized */
     if (threadIdx.x >= GROUPED_CONSUMERS) {
         attn_give_registers<40>();
         if (threadIdx.x == GROUPED_CONSUMERS)
@@ -543,7 +543,7 @@ __global__ void __launch_bounds__(GROUPED_THREADS, 1)
         attn_take_registers<232>();
         consume<KIND, C>(shared, maps, args, rank);
     }
-    grouped_cluster_sync(); /* a block stays while the other one tells it of stages */
+    grouped_cluster_sync(); /* a block must not exit while the other one signals its barriers */
 #endif
 }
 

@@ -28,7 +28,7 @@ template <int N, int TA, int TB> struct grouped_mma;
     L96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
         "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-/* a_at and the two after it: the numbers of the operands behind those of d. */
+/* a_at and the next two: the operand numbers after those of d. */
 #define GROUPED_MMA(size, list, a_at, b_at, add_at, ta_at, tb_at, ...)                                  \
     template <int TA, int TB> struct grouped_mma<size, TA, TB> {                                        \
         static __device__ inline void add(float (&d)[size / 2], uint64_t a, uint64_t b, int accumulate) \

@@ -49,7 +49,7 @@ __device__ __forceinline__ float warp_max(float value)
     return value;
 }
 
-/* scores[e] of a token, by its warp. */
+/* Computes scores[e] of a token, by its warp. */
 __device__ void score(float *scores, const route_args &args, int64_t t)
 {
     const float *logits = args.logits + t * args.logits_stride;
@@ -75,7 +75,8 @@ __device__ void score(float *scores, const route_args &args, int64_t t)
     __syncwarp();
 }
 
-/* As on the CPU: the first of the largest, NaN last of all; -INFINITY stays behind. All lanes return it. */
+/* As on the CPU: the first of the largest values, NaN last; replaces it by -INFINITY. All lanes return its
+ * index. */
 __device__ int take_largest(float *values, int count)
 {
     int lane = threadIdx.x % 32, best = -1;
@@ -138,7 +139,7 @@ __device__ void keep_groups(float *choice, float *groups, const route_args &args
     __syncwarp();
 }
 
-/* Of the token's warp: lane k of the result has the k-th choice. */
+/* Called by the token's warp: lane k returns the k-th choice. */
 __device__ int choose(const float *scores, float *choice, const route_args &args)
 {
     int lane = threadIdx.x % 32, own = -1;
@@ -156,7 +157,7 @@ __device__ int choose(const float *scores, float *choice, const route_args &args
     return own;
 }
 
-/* The score of each lane's choice, 0 without one, and what they are divided by: a sum in ascending k. */
+/* The score of each lane's choice (0 without one), and the divisor of the scores: a sum in ascending k. */
 __device__ float chosen_score(const float *scores, const route_args &args, int id, float *sum)
 {
     float own = id >= 0 ? scores[id] : 0.0f;
@@ -190,7 +191,7 @@ __global__ void __launch_bounds__(WARPS * 32) moe_route_kernel(route_args args)
         id = choose(scores, scores + args.experts, args);
     else if (lane < args.top_k)
         id = args.given[t * args.given_stride + lane];
-    id = id < args.experts ? id : -1; /* what cannot be is no choice */
+    id = id < args.experts ? id : -1; /* an invalid id counts as no choice */
     own = chosen_score(scores, args, id, &sum);
     if (lane >= args.top_k)
         return;

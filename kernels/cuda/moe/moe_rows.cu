@@ -21,22 +21,22 @@ struct sort_args {
     int num_choices, top_k, experts;
 };
 
-/* The sum over the block of each thread's count; all threads return it. */
+/* The sum over the thread block of each thread's count, in all threads. */
 __device__ int block_sum(int count, int *shared)
 {
     int total = 0;
 
     count = __reduce_add_sync(ALL, count);
-    __syncthreads(); /* what was there has been read */
+    __syncthreads(); /* earlier values have been read */
     if (threadIdx.x % 32 == 0)
         shared[threadIdx.x / 32] = count;
-    __syncthreads(); /* the warps' counts are there */
+    __syncthreads(); /* the warps' counts are written */
     for (int i = 0; i < SORT_WARPS; i++)
         total += shared[i];
     return total;
 }
 
-/* Gives the block's expert its rows from `row` on; returns the one behind them. */
+/* Assigns rows from `row` on to the choices of the block's expert; returns the next row. */
 __device__ int place_choices(const sort_args &args, int expert, int row, int *shared)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -46,10 +46,10 @@ __device__ int place_choices(const sort_args &args, int expert, int row, int *sh
         bool is_own = i < args.num_choices && args.ids[i] == expert;
         unsigned own = __ballot_sync(ALL, is_own);
 
-        __syncthreads(); /* the counts of the round before have been read */
+        __syncthreads(); /* the counts of the previous round have been read */
         if (lane == 0)
             shared[warp] = __popc(own);
-        __syncthreads(); /* the warps' counts are there */
+        __syncthreads(); /* the warps' counts are written */
         for (int w = 0; w < SORT_WARPS; w++) {
             before += w < warp ? shared[w] : 0;
             row += shared[w];
@@ -96,7 +96,7 @@ template <class T> struct combine_args {
     bool aligned;
 };
 
-/* By one thread: the rows of a token's choices in ascending experts; returns their number. */
+/* Called by one thread: the rows of a token's choices in ascending experts; returns their number. */
 __device__ int sort_choices(int32_t *rows, int32_t *sorted, const int32_t *ids, const int32_t *places,
                             int top_k, int64_t num_rows)
 {
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS) moe_combine_kernel(combi
     if (threadIdx.x == 0)
         count = sort_choices(rows, sorted, args.ids + t * args.top_k, args.places + t * args.top_k,
                              args.top_k, args.num_rows);
-    __syncthreads(); /* the rows are known */
+    __syncthreads(); /* the rows are written */
     for (int64_t col = (int64_t)threadIdx.x * RK_TILE_PACK; col < args.num_cols; col += step) {
         int64_t left = args.num_cols - col;
         rk_pack<T, RK_TILE_PACK> out;

@@ -28,7 +28,7 @@ struct head_norm_shape {
     bool aligned;                 /* all heads of all tensors */
 };
 
-/* Where a group's lane stands. */
+/* Position of a lane of a group. */
 struct head_norm_place {
     int64_t token, head, col, count; /* count: elements of the head from col on; <= 0: none */
 };
@@ -48,7 +48,7 @@ __device__ __forceinline__ T *at(T *base, int64_t stride, const head_norm_shape 
     return base + place.token * stride + place.head * shape.head_dim + place.col;
 }
 
-/* Over the lanes of the group; all lanes of the warp call it. */
+/* Sums over the lanes of the group; called by all lanes of the warp. */
 template <class A> __device__ __forceinline__ A group_sum(A value, int lanes)
 {
     for (int lane = lanes / 2; lane > 0; lane /= 2)
@@ -96,7 +96,7 @@ template <class T> struct head_norm_bwd {
     unsigned rows_per_part;
 };
 
-/* dx of one head; adds its share of dweight. */
+/* Computes dx of one head and adds its contribution to dweight. */
 template <class T>
 __device__ __forceinline__ void backward_head(rk_acc<T> (&dweight)[RK_TILE_PACK],
                                               const rk_acc<T> (&weight)[RK_TILE_PACK],
@@ -140,7 +140,8 @@ __global__ void __launch_bounds__(THREADS) head_norm_bwd_kernel(head_norm_bwd<T>
 
     rk_wait_for_stream();
     rk_unpack(weight, rk_load<RK_TILE_PACK>(args.weight + place.col, place.count, shape.aligned));
-    for (unsigned first = begin; first < end; first += num_groups) { /* all lanes of a warp go on together */
+    for (unsigned first = begin; first < end; first += num_groups) { /* all lanes of a warp run the same
+                                                                      * number of iterations */
         unsigned row = first + group < end ? first + group : shape.num_rows;
 
         backward_head(dweight, weight, args, shape, place_of(shape, row));
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(THREADS) head_norm_bwd_kernel(head_norm_bwd<T>
 #pragma unroll
     for (int i = 0; i < RK_TILE_PACK; i++)
         sums[group * width + (int)place.col + i] = dweight[i];
-    __syncthreads(); /* all groups have their sums there */
+    __syncthreads(); /* all groups have written their sums */
     for (int col = (int)threadIdx.x; col < shape.head_dim; col += THREADS) {
         A sum = 0;
 
@@ -158,7 +159,7 @@ __global__ void __launch_bounds__(THREADS) head_norm_bwd_kernel(head_norm_bwd<T>
     }
 }
 
-/* Heads begin at multiples of 16 bytes in every row. */
+/* Whether all heads of every row begin at multiples of 16 bytes. */
 static bool heads_aligned(rk_tensor_t t)
 {
     return rk_rows_aligned(t) && (size_t)t.shape[2] * rk_dtype_bytes(t.dtype) % 16 == 0;
@@ -172,9 +173,9 @@ static struct rk_status *shape_of(head_norm_shape *out, const char *op, rk_tenso
     while (lanes < packs && lanes < 32)
         lanes *= 2;
     if (packs > lanes)
-        return RK_FAIL(RK_UNIMPLEMENTED, "%s: head_dim=%lld, this backend takes at most %d", op,
+        return RK_FAIL(RK_UNIMPLEMENTED, "%s: head_dim=%lld, this backend supports at most %d", op,
                        (long long)x.shape[2], 32 * RK_TILE_PACK);
-    RK_TRY(rk_check_grid(op, x.shape[0] * x.shape[1] + THREADS)); /* numbers of heads are 32 bits wide */
+    RK_TRY(rk_check_grid(op, x.shape[0] * x.shape[1] + THREADS)); /* the number of heads has 32 bits */
     *out = {(unsigned)(x.shape[0] * x.shape[1]), (unsigned)x.shape[1], (int)x.shape[2], lanes, false};
     return NULL;
 }

@@ -1,4 +1,4 @@
-/* What both directions of the norm have in common. */
+/* Common code of both directions of the norm. */
 #ifndef RK_RMSNORM_CUH
 #define RK_RMSNORM_CUH
 
@@ -9,7 +9,7 @@ struct norm_shape {
     bool aligned; /* all rows of all tensors */
 };
 
-/* Threads for a row of that many packs, `per_thread` each. */
+/* Number of threads for a row of that many packs, `per_thread` each. */
 static inline int norm_threads(int64_t hidden_size, int per_thread)
 {
     int64_t packs = rk_ceil_div(hidden_size, RK_TILE_PACK);
@@ -25,7 +25,7 @@ static inline bool norm_is_wide(int64_t hidden_size)
 static inline struct rk_status *norm_check(const char *op, struct norm_shape shape)
 {
     if (norm_threads(shape.hidden_size, RK_TILE_NORM_PACKS_MAX) > RK_TILE_NORM_THREADS_MAX)
-        return RK_FAIL(RK_UNIMPLEMENTED, "%s: hidden_size=%lld, this backend takes at most %d", op,
+        return RK_FAIL(RK_UNIMPLEMENTED, "%s: hidden_size=%lld, this backend supports at most %d", op,
                        (long long)shape.hidden_size,
                        RK_TILE_NORM_THREADS_MAX * RK_TILE_NORM_PACKS_MAX * RK_TILE_PACK);
     return rk_check_grid(op, shape.num_rows);

@@ -37,7 +37,7 @@ template <class T> struct norm_bwd {
     bool is_staged; /* rows are copied to shared memory ahead */
 };
 
-/* What a thread has of one row. */
+/* One thread's part of one row. */
 template <class T, int PACKS> struct norm_row {
     rk_pack<T, RK_TILE_PACK> dy[PACKS], x[PACKS], dresidual[PACKS];
     rk_acc<T> rstd;
@@ -61,11 +61,11 @@ __device__ __forceinline__ void norm_load(norm_row<T, PACKS> &out, const norm_bw
     }
 }
 
-/* Shared memory of one row of a group's staged pass: packs by tensor, pack of the thread, thread. */
+/* Shared memory of one row of a group: packs by tensor, pack of the thread, thread. */
 template <class T, int PACKS> struct norm_stage {
     typedef rk_pack<T, RK_TILE_PACK> pack;
 
-    /* `turn`: of the group's rows */
+    /* `turn`: index among the group's rows */
     __device__ __forceinline__ static pack *at(void *shared, int turn, int tensor, int p)
     {
         unsigned stage = threadIdx.y * RK_TILE_NORM_STAGES + (unsigned)turn % RK_TILE_NORM_STAGES;
@@ -79,7 +79,7 @@ struct norm_rows {
     int64_t begin, end;
 };
 
-/* Starts the copy of this thread's packs of a row, if there is one; one batch of copies either way. */
+/* Starts the copy of this thread's packs of a row, if it exists; commits one group of copies in any case. */
 template <class T, int PACKS>
 __device__ __forceinline__ void norm_prefetch(void *shared, int turn, const norm_bwd<T> &args,
                                               norm_shape shape, norm_rows rows)
@@ -104,7 +104,7 @@ __device__ __forceinline__ void norm_prefetch(void *shared, int turn, const norm
     rk_copy_commit();
 }
 
-/* The row that norm_prefetch brought, when RK_TILE_NORM_STAGES - 1 later batches have been started. */
+/* The row that norm_prefetch copied; valid when RK_TILE_NORM_STAGES - 1 later groups have been committed. */
 template <class T, int PACKS>
 __device__ __forceinline__ void norm_take(norm_row<T, PACKS> &out, void *shared, int turn, bool has_dresidual)
 {
@@ -125,7 +125,7 @@ template <class A> struct norm_terms {
     A g[RK_TILE_PACK], xhat[RK_TILE_PACK];
 };
 
-/* Adds the row's share of dweight and returns the thread's share of sum(g * xhat). */
+/* Adds the row's contribution to dweight and returns the thread's part of sum(g * xhat). */
 template <class T, int PACKS>
 __device__ __forceinline__ rk_acc<T> norm_products(norm_terms<rk_acc<T>> (&terms)[PACKS],
                                                    const norm_row<T, PACKS> &row,
@@ -176,7 +176,7 @@ __device__ __forceinline__ void norm_store(const norm_terms<rk_acc<T>> (&terms)[
     }
 }
 
-/* Rows of this group; leaves its sums for dweight in registers. */
+/* Processes the rows of this group; its sums for dweight stay in registers. */
 template <class T, int PACKS>
 __device__ __forceinline__ void norm_group(rk_acc<T> (&dweight)[PACKS][RK_TILE_PACK], void *stages,
                                            const norm_bwd<T> &args, norm_shape shape)
@@ -206,7 +206,7 @@ __device__ __forceinline__ void norm_group(rk_acc<T> (&dweight)[PACKS][RK_TILE_P
 
         row.rstd = rstd;
         row.idx = r;
-        rstd = r + blockDim.y < rows.end ? args.rstd[r + blockDim.y] : (A)0; /* ahead as well */
+        rstd = r + blockDim.y < rows.end ? args.rstd[r + blockDim.y] : (A)0; /* loaded ahead as well */
         if (args.is_staged) {
             norm_prefetch<T, PACKS>(stages, turn + RK_TILE_NORM_STAGES - 1, args, shape, rows);
             norm_take(row, stages, turn, args.dresidual != NULL);
@@ -217,11 +217,11 @@ __device__ __forceinline__ void norm_group(rk_acc<T> (&dweight)[PACKS][RK_TILE_P
         norm_store(terms, row, args, shape, mean);
     }
     if (turn * blockDim.y < rows.end - begin)
-        rk_group_sync(); /* others have had one row more */
+        rk_group_sync(); /* other groups have had one row more */
     rk_copy_wait<0>();
 }
 
-/* The sums of the block's groups, in ascending order, become its part. */
+/* Adds the sums of the block's groups in ascending order and writes its part. */
 template <class T, int PACKS>
 __device__ __forceinline__ void norm_store_part(const rk_acc<T> (&dweight)[PACKS][RK_TILE_PACK],
                                                 rk_acc<T> *shared, const norm_bwd<T> &args, int hidden_size)
@@ -245,7 +245,7 @@ __device__ __forceinline__ void norm_store_part(const rk_acc<T> (&dweight)[PACKS
     }
     if (blockDim.y == 1)
         return;
-    __syncthreads(); /* all groups have their sums there */
+    __syncthreads(); /* all groups have written their sums */
     for (int col = (int)(threadIdx.y * blockDim.x + threadIdx.x); col < hidden_size; col += threads) {
         int at = col % RK_TILE_PACK * num_packs + col / RK_TILE_PACK;
         rk_acc<T> sum = 0;
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(PACKS == 1 ? RK_TILE_NORM_GROUPED_THREADS : RK
     norm_store_part<T, PACKS>(dweight, (A *)stages, args, (int)shape.hidden_size);
 }
 
-/* As many groups as RK_TILE_NORM_* allow: not more on a device with more shared memory, since the bits of
+/* As many groups as RK_TILE_NORM_* allow. Not more on a device with more shared memory, because the bits of
  * dweight depend on it. */
 template <class T, int PACKS>
 static cudaError_t launch_parts(const struct rk_cuda_stream *stream, norm_bwd<T> bwd, norm_shape shape)

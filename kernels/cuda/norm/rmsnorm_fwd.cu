@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(RK_TILE_NORM_THREADS_MAX)
     int64_t row = blockIdx.x;
     A sum_sq = 0, rstd;
 
-    rk_start_next(); /* a product reads its weight meanwhile */
+    rk_start_next(); /* the next GEMM can load its weight meanwhile */
     if (!args.weight_is_settled)
         rk_wait_for_stream();
 #pragma unroll

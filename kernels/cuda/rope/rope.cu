@@ -101,7 +101,7 @@ static void launch_rope(const struct rk_cuda_stream *stream, const struct rk_rop
               (const int32_t *)args->positions.data, shape);
 }
 
-/* Neighbouring pairs: a pack has four of them. */
+/* Adjacent pairs: a pack has four of them. */
 template <class T>
 __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     rope_neighbours_kernel(T *__restrict__ x, const float *__restrict__ cos, const float *__restrict__ sin,
@@ -149,7 +149,7 @@ static void launch_neighbours(const struct rk_cuda_stream *stream, const struct 
               (const int32_t *)args->positions.data, shape);
 }
 
-/* `shape` as for the other pairs, but for the packs. */
+/* `shape` as for the other pairs, except for the packs. */
 static struct rk_status *rotate_neighbours(void *dev, void *stream, const struct rk_rope_args *args,
                                            rope_shape shape)
 {
@@ -174,7 +174,7 @@ extern "C" struct rk_status *rk_cuda_op_rope(void *dev, void *stream, const stru
 
     RK_TRY(rk_check_grid("rope", num_items));
     if (!rk_tensor_is_contiguous(args->cos) || !rk_tensor_is_contiguous(args->sin))
-        return RK_FAIL(RK_UNIMPLEMENTED, "rope: this backend wants tables without gaps");
+        return RK_FAIL(RK_UNIMPLEMENTED, "rope: this backend expects contiguous tables");
     shape.row_stride = args->x.row_stride;
     shape.num_positions = args->cos.shape[0];
     shape.num_items = (unsigned)num_items;

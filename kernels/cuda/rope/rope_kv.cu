@@ -50,7 +50,7 @@ __device__ __forceinline__ void store_pair(T *at, const rope_kv_pair<T> &pair, i
     rk_store(at + shape.half, pair.second, count, shape.aligned);
 }
 
-/* What a thread knows of its packs before it has them. */
+/* Position of a thread's packs, computed before they are loaded. */
 struct rope_kv_place {
     rk_pack<float, RK_TILE_PACK> cos, sin;
     bool rotates;
@@ -87,7 +87,7 @@ template <class T> __device__ __forceinline__ void rotate(rope_kv_pair<T> &pair,
     }
 }
 
-/* Where columns col.. of a head of this token lie in the cache; NULL when it has no slot. */
+/* Address in the cache of columns col.. of a head of this token; NULL when it has no slot. */
 template <class T>
 __device__ __forceinline__ T *cache_at(T *cache, int slot, unsigned head, unsigned col,
                                        const rope_kv_shape &shape)
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     const T *src;
     T *dst;
 
-    rk_start_next(); /* attention reads old keys meanwhile */
+    rk_start_next(); /* attention can load old keys meanwhile */
     if (!shape.places_are_settled)
         rk_wait_for_stream();
     if (item < shape.num_items)
@@ -167,7 +167,7 @@ static bool all_aligned(const struct rk_rope_kv_write_args *args)
            rk_rows_aligned(args->kv.k_cache) && rk_rows_aligned(args->kv.v_cache) && half_bytes % 16 == 0;
 }
 
-/* Keys and values of other shapes than the kernel's: its parts one after the other. */
+/* For shapes of keys and values that the kernel does not support: runs its parts one after another. */
 static struct rk_status *write_in_parts(void *dev, void *stream, const struct rk_rope_kv_write_args *args)
 {
     struct rk_rope_args rope = {};
@@ -194,7 +194,7 @@ extern "C" struct rk_status *rk_cuda_op_rope_kv_write(void *dev, void *stream,
         return write_in_parts(dev, stream, args);
     RK_TRY(rk_check_grid("rope_kv_write", args->q.shape[0] * items_per_token));
     if (!rk_tensor_is_contiguous(args->cos) || !rk_tensor_is_contiguous(args->sin))
-        return RK_FAIL(RK_UNIMPLEMENTED, "rope_kv_write: this backend wants tables without gaps");
+        return RK_FAIL(RK_UNIMPLEMENTED, "rope_kv_write: this backend expects contiguous tables");
     shape.q_stride = args->q.row_stride;
     shape.k_stride = kv->k.row_stride;
     shape.v_stride = kv->v.row_stride;
@@ -216,7 +216,7 @@ extern "C" struct rk_status *rk_cuda_op_rope_kv_write(void *dev, void *stream,
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "rope_kv_write");
 }
 
-/* --- tokens from one step to the next --- */
+/* --- sampled tokens for the next step --- */
 
 __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     next_tokens_kernel(int32_t *__restrict__ tokens, const int32_t *__restrict__ sampled,

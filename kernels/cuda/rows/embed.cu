@@ -51,7 +51,7 @@ extern "C" struct rk_status *rk_cuda_op_embed_fwd(void *dev, void *stream,
 /* --- the sums --- */
 
 /* The tokens of a row are added in pieces of RK_TILE_EMBED_PIECE, from its first place on, by the block in
- * whose segment the piece begins. The sums of several pieces are added by the block that comes last. */
+ * whose segment the piece begins. The last block to finish adds the sums of several pieces. */
 template <class T, class D> struct embed_sum {
     D *dtable;
     const T *dout;
@@ -60,14 +60,14 @@ template <class T, class D> struct embed_sum {
     int64_t dtable_stride, dout_stride, num_cols;
     bool table_aligned, dout_aligned;
 
-    /* Of the piece that begins at `place`; no other piece that needs one has the same. */
+    /* Partial sum of the piece that begins at `place`; unique among the pieces that need one. */
     __device__ __forceinline__ rk_acc<T> *partial_at(embed_entry run, int32_t place) const
     {
         return partial + (place / RK_TILE_EMBED_PIECE * 2 + (place == run.first)) * num_cols;
     }
 };
 
-/* The columns of a thread; `count` may be 0 or less. */
+/* The columns of a thread; `count` may be 0 or negative. */
 template <class A> struct embed_cols {
     A sum[RK_TILE_EMBED_PACK];
     int64_t col, count;
@@ -98,7 +98,8 @@ __device__ __forceinline__ void add_to_row(const embed_sum<T, D> &args, const em
     rk_store(args.dtable + row * args.dtable_stride + own.col, total, own.count, args.table_aligned);
 }
 
-/* Leaves the sum of one piece of a row; the last of its blocks adds them all to the row. By all threads. */
+/* Writes the sum of one piece of a row; the last of its blocks adds all of them to the row. Called by all
+ * threads. */
 template <class T, class D>
 __device__ __forceinline__ void end_piece(const embed_sum<T, D> &args, embed_cols<rk_acc<T>> own,
                                           embed_entry run, int32_t begin)
@@ -143,7 +144,7 @@ template <class T, class D> __device__ __forceinline__ embed_segment load_segmen
 
     for (int32_t i = threadIdx.x; i < MOST; i += blockDim.x)
         entries[i] = args.order.entries[begin + i]; /* and some beyond the end */
-    __syncthreads();                                /* they are there */
+    __syncthreads();                                /* the entries are written */
     if (begin >= num)
         return {entries, 0, 0};
     if (piece_begin(entries[0], begin) < begin)
@@ -202,7 +203,7 @@ __global__ void __launch_bounds__(RK_TILE_EMBED_THREADS_MAX, RK_TILE_EMBED_BLOCK
 
 /* --- host side --- */
 
-/* The order, counters, then the partial sums. */
+/* The order, followed by counters and partial sums. */
 struct embed_scratch {
     embed_order order;
     void *partial;
@@ -259,7 +260,7 @@ static void launch_sort(const struct rk_cuda_stream *stream, const struct rk_emb
                         (uint32_t)args->dtable.shape[0], (int32_t)args->dout.shape[0]};
     uint32_t mask = (1u << SORT_BITS) - 1;
 
-    static_assert(SORT_FACTOR * SORT_INVERSE == 1, "a key is one row's");
+    static_assert(SORT_FACTOR * SORT_INVERSE == 1, "keys and rows are one-to-one");
     static_assert(SORT_KEYS % SORT_THREADS == 0, "threads have equal numbers of keys");
     static_assert((int64_t)SORT_TILE * SORT_KEYS <= INT32_MAX, "an item of the list is an int");
     while (mask < all.num_rows - 1)

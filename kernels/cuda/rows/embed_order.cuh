@@ -1,11 +1,11 @@
-/* An order of tokens in which equal rows are neighbours: the first half of the backward pass of the embedding
- * (embed.cu has its figures). */
+/* An order of tokens in which those of equal rows are adjacent: the first half of the backward pass of the
+ * embedding (embed.cu has the measurements). */
 #ifndef RK_EMBED_ORDER_CUH
 #define RK_EMBED_ORDER_CUH
 
 #include "kernels/cuda/cuda_common.cuh"
 
-/* Tokens, and the rows that they stand for. */
+/* Tokens, and their rows. */
 struct embed_tokens {
     const int32_t *tokens;
     uint32_t vocab_begin, num_rows;
@@ -18,32 +18,33 @@ struct alignas(16) embed_entry {
 };
 
 struct embed_order {
-    embed_entry *entries; /* of num_entries places: tokens that are elsewhere have none */
+    embed_entry *entries; /* [num_entries]: tokens of other ranks have no place */
     int *num_entries;
-    int *counters; /* num_counters of them become zero */
+    int *counters; /* num_counters of them are set to zero */
     int num_counters;
 };
 
-/* A key is a row, in an order in which neighbours are spread, with at least SORT_BITS bits. A block of the
- * sort has the tokens of SORT_KEYS keys. */
+/* A key is a permuted row number, so that adjacent rows are spread over the blocks, with at least SORT_BITS
+ * bits. A block of the sort has the tokens of SORT_KEYS keys. */
 constexpr int SORT_BITS = 18, SORT_KEYS = 2048;
-constexpr uint32_t SORT_FACTOR = 2654435769, SORT_INVERSE = 340573321; /* their product is 1 */
-/* Tokens that are looked at together: by a thread and by a block. */
+constexpr uint32_t SORT_FACTOR = 2654435769, SORT_INVERSE = 340573321; /* inverse modulo 2^32: their product
+                                                                        * is 1 */
+/* Tokens processed together: by a thread and by a block. */
 constexpr int SORT_THREADS = 512, SORT_WARPS = SORT_THREADS / 32;
 constexpr int SORT_LOADS = 8192 / SORT_THREADS, SORT_TILE = SORT_LOADS * SORT_THREADS;
-/* ... and of those which have a list. */
+/* ... and capacity of the list of those with equal keys. */
 constexpr int SORT_LISTED = 4096;
 
 struct sort_shared {
-    alignas(16) int first[SORT_KEYS + 4]; /* how many tokens a key has; then the first of their places */
+    alignas(16) int first[SORT_KEYS + 4]; /* number of tokens per key; then the first of their places */
     alignas(16) int next[SORT_KEYS];      /* the next place */
     int list[SORT_LISTED];                /* SORT_KEYS * (token - first of the tile) + key */
     int sums[SORT_WARPS];
     int num_lower; /* tokens with smaller keys than the block's */
 };
 
-/* What a thread's tokens have as keys, less the block's first one: in 0..SORT_KEYS-1 if they are the block's,
- * less than 0 if they come before. */
+/* Keys of a thread's tokens, minus the block's first key: 0..SORT_KEYS-1 if they belong to the block,
+ * negative if they come before. */
 typedef int sort_keys[SORT_LOADS];
 
 __device__ __forceinline__ int key_of(uint32_t row, uint32_t mask)
@@ -61,7 +62,7 @@ __device__ __forceinline__ bool is_own(int key)
     return (unsigned)key < (unsigned)SORT_KEYS;
 }
 
-/* Of a tile: a warp has consecutive tokens. */
+/* Tokens of a tile: a warp has consecutive ones. */
 __device__ __forceinline__ int32_t tile_token(int i)
 {
     return (int32_t)(threadIdx.x / 32 * SORT_LOADS + i) * 32 + (int32_t)threadIdx.x % 32;
@@ -99,7 +100,7 @@ __device__ __forceinline__ void count_keys(sort_shared &shared, const sort_keys 
         atomicAdd(&shared.num_lower, lower);
 }
 
-/* The sum over the warps before this one, and over all; `value` is the same in a warp. By all threads. */
+/* Sums over the warps before this one, and over all; `value` is uniform in a warp. Called by all threads. */
 __device__ __forceinline__ int sum_of_warps(sort_shared &shared, int value, int *total)
 {
     int sum = 0;
@@ -107,7 +108,7 @@ __device__ __forceinline__ int sum_of_warps(sort_shared &shared, int value, int 
     *total = 0;
     __syncthreads(); /* earlier values have been read */
     shared.sums[threadIdx.x / 32] = value;
-    __syncthreads(); /* the values are there */
+    __syncthreads(); /* the values are written */
     for (int warp = 0; warp < SORT_WARPS; warp++) {
         sum += warp < (int)threadIdx.x / 32 ? shared.sums[warp] : 0;
         *total += shared.sums[warp];
@@ -115,7 +116,7 @@ __device__ __forceinline__ int sum_of_warps(sort_shared &shared, int value, int 
     return sum;
 }
 
-/* From numbers to places. By all threads. */
+/* Turns counts into places. Called by all threads. */
 __device__ __forceinline__ void place_keys(sort_shared &shared)
 {
     constexpr int OWN = SORT_KEYS / SORT_THREADS;
@@ -142,7 +143,7 @@ __device__ __forceinline__ void place_keys(sort_shared &shared)
         shared.first[SORT_KEYS] = place;
 }
 
-/* Gives places to listed tokens, one after the other. By the first warp. */
+/* Assigns places to the listed tokens in order. Called by the first warp. */
 __device__ __forceinline__ void place_listed(sort_shared &shared, embed_entry *entries, int num, int32_t base,
                                              uint32_t mask)
 {
@@ -154,17 +155,18 @@ __device__ __forceinline__ void place_listed(sort_shared &shared, embed_entry *e
 
         if (is_there)
             place = shared.next[key] + __popc(before);
-        __syncwarp(); /* all have read */
+        __syncwarp(); /* all lanes have read */
         if (is_there && before == 0)
             shared.next[key] += __popc(equal);
-        __syncwarp(); /* the next ones may read */
+        __syncwarp(); /* the next lanes may read */
         if (is_there)
             entries[place] = {row_of(key, mask), base + item / SORT_KEYS, shared.first[key],
                               shared.first[key + 1]};
     }
 }
 
-/* Gives places to the block's tokens of a tile: at once where one is alone, else in the order of a list. */
+/* Assigns places to the block's tokens of a tile: at once if the key occurs once, otherwise in the order of a
+ * list. */
 __device__ __forceinline__ void place_tokens(sort_shared &shared, embed_entry *entries, const sort_keys &keys,
                                              int32_t base, uint32_t mask)
 {
@@ -200,7 +202,7 @@ __device__ __forceinline__ void place_tokens(sort_shared &shared, embed_entry *e
     }
 }
 
-/* Order of (key, t). Every block looks at all tokens. */
+/* Order by (key, t). Every block reads all tokens. */
 __global__ void __launch_bounds__(SORT_THREADS)
     embed_sort_kernel(embed_order order, embed_tokens all, uint32_t mask)
 {
@@ -213,18 +215,18 @@ __global__ void __launch_bounds__(SORT_THREADS)
         shared.num_lower = 0;
     if (threadIdx.x == 0 && rk_aligned16(all.tokens))
         rk_prefetch(all.tokens, RK_MIN(all.num_tokens, SORT_TILE) / 4 * 16);
-    rk_wait_for_previous(); /* blocks of the next kernel beside these would slow them down */
+    rk_wait_for_previous(); /* thread blocks of the next kernel would slow these down */
     for (int i = (int)(blockIdx.x * SORT_THREADS + threadIdx.x); i < order.num_counters;
          i += (int)(gridDim.x * SORT_THREADS))
         order.counters[i] = 0;
-    __syncthreads(); /* the numbers are 0 */
+    __syncthreads(); /* the counts are 0 */
     for (int32_t base = 0; base < all.num_tokens; base += SORT_TILE) {
         load_keys(keys, all, base, mask);
         count_keys(shared, keys);
     }
     __syncthreads(); /* all are counted */
     place_keys(shared);
-    __syncthreads(); /* the places are there */
+    __syncthreads(); /* the places are written */
     if (threadIdx.x == 0 && blockIdx.x == gridDim.x - 1)
         *order.num_entries = shared.first[SORT_KEYS];
     for (int32_t base = 0; base < all.num_tokens; base += SORT_TILE) {

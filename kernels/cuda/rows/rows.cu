@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS) move_rows_kernel(row_mov
     }
 }
 
-/* Blocks of 256 threads for rows of that many units: x covers a row, or a warp's worth of it. */
+/* Blocks of 256 threads for rows of that many units: x covers a row, or at least a warp's width of it. */
 static dim3 block_of(int64_t units)
 {
     unsigned x = 1;
@@ -151,7 +151,7 @@ struct kv_shape {
     int num_kv_heads, block_size, units; /* of a head's vector */
 };
 
-/* A unit of keys and, if they come along, the same one of values a thread. */
+/* One unit of keys per thread and, if given, the same unit of values. */
 template <class Unit, bool HAS_VALUES>
 __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     kv_write_kernel(kv_part<Unit> k, kv_part<Unit> v, const int32_t *__restrict__ slots, kv_shape shape)
@@ -205,7 +205,7 @@ static void launch_kv(const struct rk_cuda_stream *stream, const struct rk_kv_wr
               (const int32_t *)args->slot_mapping.data, shape);
 }
 
-/* Keys, and values of the same shape or none. */
+/* Writes keys, and values of the same shape if given. */
 static void write_kv(const struct rk_cuda_stream *stream, const struct rk_kv_write_args *args)
 {
     size_t head_bytes = (size_t)args->k.shape[2] * rk_dtype_bytes(args->k.dtype);
@@ -223,7 +223,7 @@ static void write_kv(const struct rk_cuda_stream *stream, const struct rk_kv_wri
     case 4:
         launch_kv<uint32_t>(stream, args);
         break;
-    default: /* no float type is smaller */
+    default: /* no supported type is smaller */
         launch_kv<uint16_t>(stream, args);
         break;
     }

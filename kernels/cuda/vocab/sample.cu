@@ -24,12 +24,13 @@
 #include "kernels/cuda/philox.cuh"
 #include "kernels/cuda/vocab/sample_filter.cuh"
 
-/* Below it the division by temperature only overflows: greedy. */
+/* Smaller temperatures are greedy: dividing by them would only overflow. */
 #define GREEDY_TEMPERATURE 1e-5f
 
 /* --- the choice --- */
 
-/* log E of rk_rng_exponential(word). Each half of the range is measured from its own end, where f32 is dense.
+/* log E of rk_rng_exponential(word). Each half of the range is computed from its own end, where f32 has more
+ * precision.
  */
 __device__ __forceinline__ float log_noise(uint32_t word)
 {
@@ -52,7 +53,7 @@ __device__ __forceinline__ choice better(choice a, choice b)
     return b.score > a.score || (b.score == a.score && b.token < a.token) ? b : a;
 }
 
-/* The best of a block, where its team finds it after a team_sync(). */
+/* The best choice of a block, read by its team after a team_sync(). */
 __device__ __forceinline__ choice *block_best(choice best)
 {
     __shared__ choice warps[RK_TILE_VOCAB_THREADS / 32], block;
@@ -71,7 +72,7 @@ __device__ __forceinline__ choice *block_best(choice best)
     return &block;
 }
 
-/* The best score of a warp. Where it is -inf, so is this. */
+/* The best score of a warp; -inf if all are. */
 __device__ __forceinline__ float warp_best(float score)
 {
     uint32_t key = __reduce_max_sync(~0u, key_of(score));
@@ -79,9 +80,9 @@ __device__ __forceinline__ float warp_best(float score)
     return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
-/* argmax over z - log E of what is kept of this block's columns, or over z when greedy. Since E >= u, most
- * columns cannot win: those with u > e^(z - best) are left without their logarithms, the best being that of
- * the warp after the pack before. */
+/* argmax over z - log E of the kept columns of this block, or over z when greedy. Since E >= u, most columns
+ * cannot win: logarithms are skipped for those with u > e^(z - best), where best is the warp's best after the
+ * previous pack. */
 template <class T, class Keep>
 __device__ __forceinline__ choice *choose(const team_row<T> &own, const rk_sample_params &params, bool greedy,
                                           Keep keep)
@@ -89,13 +90,13 @@ __device__ __forceinline__ choice *choose(const team_row<T> &own, const rk_sampl
     constexpr float SLACK = 32.0f + 1.5e-4f; /* log2 of 1.0001 * 2^32, the unit of a word */
     choice best = {-INFINITY, INT32_MAX};
     uint2 key = make_uint2((uint32_t)params.seed, (uint32_t)(params.seed >> 32));
-    float bar = -INFINITY; /* what a score must reach */
+    float bar = -INFINITY; /* minimum score of a candidate */
 
     for (int64_t base = own.begin; base < own.end; base += VOCAB_STEP) {
         int64_t column = base + (int64_t)threadIdx.x * RK_TILE_PACK;
         float z[RK_TILE_PACK];
-        uint4 four = {};            /* words of the next four columns */
-        bool any = Keep::KEEPS_ALL; /* most packs of a filtered row have none */
+        uint4 four = {};            /* random words of the next four columns */
+        bool any = Keep::KEEPS_ALL; /* most packs of a filtered row have no kept column */
 
         rk_unpack(z, team_pack(own, column));
 #pragma unroll
@@ -131,7 +132,7 @@ struct sample_out {
     float *log_prob;
 };
 
-/* After a team_sync(), by one thread; a row without a distribution has no choice. */
+/* Call after a team_sync(), by one thread; a row without a distribution has no choice. */
 template <class T>
 __device__ __forceinline__ void store_best(const team_row<T> &own, const choice *shared, softmax_stats stats,
                                            sample_out out)
@@ -146,7 +147,7 @@ __device__ __forceinline__ void store_best(const team_row<T> &own, const choice 
                         : (float)softmax_log_prob(z_of(own.row, best.token, stats.max), stats.max, stats.sum);
 }
 
-/* Without a filter: the blocks meet once. */
+/* Without a filter: the blocks synchronise once. */
 template <class T>
 __device__ __forceinline__ void sample_all(const team_row<T> &own, const rk_sample_params &params,
                                            bool greedy, sample_out out)
@@ -155,14 +156,14 @@ __device__ __forceinline__ void sample_all(const team_row<T> &own, const rk_samp
 
     team_share_softmax(own, keep_all());
     best = choose(own, params, greedy, keep_all());
-    team_sync(); /* all parts and choices are there */
+    team_sync(); /* all parts and choices are written */
     if (team_rank() == 0) {
         softmax_stats stats = softmax_finish(own.row, keep_all(), team_merge_softmax());
 
         if (threadIdx.x == 0)
             store_best(own, best, stats, out);
     }
-    team_sync(); /* a block stays until its results have been read */
+    team_sync(); /* a block must not exit before its results have been read */
 }
 
 /* With top-k or top-p. */
@@ -176,7 +177,7 @@ __device__ __forceinline__ void sample_filtered(const team_row<T> &own, const rk
     uint32_t among = 0;
     const choice *best;
 
-    if (!isnan(stats.sum)) { /* the same for all threads of the team, as are the others here */
+    if (!isnan(stats.sum)) { /* uniform over all threads of the team, like the other conditions here */
         if (params.top_k > 0 && params.top_k < own.row.count) {
             among = find_top_k(own, params.top_k);
             keep.key = key_of(z_of_key(own.row, among));
@@ -186,10 +187,10 @@ __device__ __forceinline__ void sample_filtered(const team_row<T> &own, const rk
         stats = softmax_finish(own.row, keep, team_softmax(own, keep));
     }
     best = choose(own, params, false, keep);
-    team_sync(); /* all choices are there */
+    team_sync(); /* all choices are written */
     if (team_rank() == 0 && threadIdx.x == 0)
         store_best(own, best, stats, out);
-    team_sync(); /* a block stays until its results have been read */
+    team_sync(); /* a block must not exit before its results have been read */
 }
 
 template <class T> struct sample_rows {
@@ -246,7 +247,7 @@ extern "C" struct rk_status *rk_cuda_op_sample(void *dev_handle, void *stream,
     const struct rk_cuda_device *dev = (const struct rk_cuda_device *)dev_handle;
 
     if (args->vocab_size > MAX_SAMPLE_VOCAB)
-        return RK_FAIL(RK_UNIMPLEMENTED, "sample: vocab_size=%lld, this backend takes at most %lld",
+        return RK_FAIL(RK_UNIMPLEMENTED, "sample: vocab_size=%lld, this backend supports at most %lld",
                        (long long)args->vocab_size, (long long)MAX_SAMPLE_VOCAB);
     RK_TRY(rk_check_grid("sample", args->logits.shape[0] * RK_TILE_VOCAB_CHUNKS));
     RK_FOR_DTYPE_TO_F32("sample", args->logits.dtype, T,

@@ -1,5 +1,5 @@
-/* Top-k and top-p: the border between what is kept and what is not, found by a search over the digits of a
- * key, from the highest down. */
+/* Top-k and top-p: finds the threshold of kept logits by a radix search over the digits of a key, from the
+ * highest down. */
 #ifndef RK_CUDA_SAMPLE_FILTER_CUH
 #define RK_CUDA_SAMPLE_FILTER_CUH
 
@@ -17,7 +17,7 @@ __device__ __forceinline__ uint32_t key_of(float z)
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-/* What the search goes over: z, or the logit itself where it has 16 bits, since z rises with it. */
+/* The key of the search: z, or the logit itself if it has 16 bits, because z increases with it. */
 template <class T> __device__ __forceinline__ uint32_t search_key(T logit, float inv_temperature)
 {
     if constexpr (sizeof(T) == 2) {
@@ -31,7 +31,7 @@ template <class T> __device__ __forceinline__ uint32_t search_key(T logit, float
     }
 }
 
-/* z of that key. */
+/* z of a key. */
 template <class T> __device__ __forceinline__ float z_of_key(const vocab_row<T> &row, uint32_t key)
 {
     if constexpr (sizeof(T) == 2) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ void visit_keys(const team_row<T> &own, Visit visit)
 
 /* --- the search --- */
 
-/* Weights below 2^(PARTS * PART_BITS), added up in as many words: sums of words do not overflow with up to
+/* Weights below 2^(PARTS * PART_BITS), summed in PARTS words: sums of words do not overflow with up to
  * 2^(32 - PART_BITS) columns a block, which are MAX_SAMPLE_VOCAB in all. */
 constexpr int PART_BITS = RK_HAS_CLUSTERS ? 14 : 11;
 constexpr int MASS_PARTS = (MASS_BITS + PART_BITS) / PART_BITS;
@@ -72,11 +72,11 @@ constexpr int DIGITS_A_THREAD = NUM_DIGITS / RK_TILE_VOCAB_THREADS;
 static_assert(DIGITS_A_THREAD == 4, "a thread loads its digits at once");
 static_assert(PART_BITS * MASS_PARTS > MASS_BITS, "the largest mass is 2^MASS_BITS");
 
-/* Weight of each digit of a search key in this block's columns. */
+/* Weight per digit of a search key, over this block's columns. */
 struct digit_weights {
     uint4 part[MASS_PARTS][NUM_DIGITS / 4];
 
-    /* Of digits below num_digits, and up to three more. */
+    /* Clears the digits below num_digits, and up to three more. */
     template <int PARTS> __device__ __forceinline__ void clear(uint32_t num_digits)
     {
 #pragma unroll
@@ -114,7 +114,7 @@ struct digit_weights {
     }
 };
 
-/* Those of the block, one for all searches. */
+/* The block's weights, shared by all searches. */
 __device__ __forceinline__ digit_weights &block_digits()
 {
     __shared__ digit_weights weights;
@@ -122,7 +122,7 @@ __device__ __forceinline__ digit_weights &block_digits()
     return weights;
 }
 
-/* Sum over the threads before this one, and over all. Between two calls the block must meet. */
+/* Sum over the threads before this one, and over all. The block must synchronise between two calls. */
 __device__ __forceinline__ rk_u64 block_sum_before(rk_u64 value, rk_u64 &total)
 {
     constexpr int NUM_WARPS = RK_TILE_VOCAB_THREADS / 32;
@@ -138,7 +138,7 @@ __device__ __forceinline__ rk_u64 block_sum_before(rk_u64 value, rk_u64 &total)
     }
     if (lane == 31)
         warps[warp] = sum;
-    __syncthreads(); /* the warps' sums are there */
+    __syncthreads(); /* the warps' sums are written */
     before = sum - value;
     total = 0;
     for (int w = 0; w < NUM_WARPS; w++) {
@@ -148,7 +148,7 @@ __device__ __forceinline__ rk_u64 block_sum_before(rk_u64 value, rk_u64 &total)
     return before;
 }
 
-/* Where a sum over keys in ascending order stops. */
+/* Where a sum over keys in ascending order reaches a limit. */
 struct key_cut {
     uint32_t key;
     rk_u64 below; /* weight of all smaller keys */
@@ -156,7 +156,7 @@ struct key_cut {
 };
 
 /* By one block: the digit at which the sum, from cut.below on, exceeds cut.limit, and the sum before it.
- * first: cut.limit is not known yet; limit_of() makes it of the weight of all. */
+ * first: cut.limit is not known yet; limit_of() computes it from the total weight. */
 template <int PARTS, class Limit>
 __device__ __forceinline__ void pick_digit(key_cut *found, key_cut cut, int shift, uint32_t num_digits,
                                            bool first, Limit limit_of)
@@ -173,15 +173,15 @@ __device__ __forceinline__ void pick_digit(key_cut *found, key_cut cut, int shif
         cut.limit = limit_of(total);
 #pragma unroll
     for (uint32_t i = 0; i < DIGITS_A_THREAD; i++) {
-        if (sum <= cut.limit && cut.limit < sum + weights[i]) /* true of one digit of one thread */
+        if (sum <= cut.limit && cut.limit < sum + weights[i]) /* true for exactly one digit of one thread */
             *found = {cut.key + ((threadIdx.x * DIGITS_A_THREAD + i) << shift), sum, cut.limit};
         sum += weights[i];
     }
 }
 
-/* The smallest key (of `bits` bits) at which the weight, summed from the smallest key up, exceeds the limit,
- * which the weight of all must. A pass for each digit of the key, from the highest down, over the keys that
- * agree in those before. Weights take up to PARTS words. */
+/* The smallest key (of `bits` bits) at which the weight, summed from the smallest key up, exceeds the limit;
+ * the total weight must exceed it. One pass per digit of the key, from the highest down, over the keys that
+ * have the same higher digits. Weights have up to PARTS words. */
 template <int PARTS, class T, class Limit, class Key, class Weight>
 __device__ __forceinline__ key_cut find_cut(const team_row<T> &own, int bits, Limit limit_of, Key key_at,
                                             Weight weight_at)
@@ -196,15 +196,15 @@ __device__ __forceinline__ key_cut find_cut(const team_row<T> &own, int bits, Li
         block_digits().template clear<PARTS>(num_digits);
         __syncthreads(); /* before weights are added */
         visit_keys(own, [&](uint32_t key, int64_t column) {
-            uint32_t digit = (key_at(key, column) - cut.key) >> shift; /* wraps for what is below */
+            uint32_t digit = (key_at(key, column) - cut.key) >> shift; /* wraps around for smaller keys */
 
             if (digit < num_digits)
                 block_digits().template add<PARTS>(digit, weight_at(key, column));
         });
-        team_sync(); /* the weights of all blocks are there */
+        team_sync(); /* the weights of all blocks are written */
         if (team_rank() == 0)
             pick_digit<PARTS>(&found, cut, shift, num_digits, end == bits, limit_of);
-        team_sync(); /* ... and have been read; the digit is there, until the next one is picked */
+        team_sync(); /* ... and have been read; the digit is valid until the next one is picked */
         cut = *team_at(&found, 0);
     }
     return cut;
@@ -212,7 +212,7 @@ __device__ __forceinline__ key_cut find_cut(const team_row<T> &own, int bits, Li
 
 /* --- filters --- */
 
-/* What a filter keeps: z above that of `key`, and of those equal to it ids up to last_id. */
+/* What a filter keeps: columns with z above that of `key`, and those equal to it with ids up to last_id. */
 struct kept {
     static constexpr bool KEEPS_ALL = false;
 
@@ -242,14 +242,14 @@ __device__ __forceinline__ rk_u64 mass_of(float z, float max)
     return (rk_u64)(expf(z - max) * (float)(1ull << MASS_BITS));
 }
 
-/* Bits of a number below `count`. */
+/* Number of bits of a number below `count`. */
 __device__ __forceinline__ int bits_below(int64_t count)
 {
     return count > 1 ? 64 - __clzll(count - 1) : 1;
 }
 
-/* Drops from the smallest up while the sum of what is dropped is at most (1 - p) of the whole, which is what
- * has search keys from `among` on; of equal ones the larger ids go. `max` is the largest z. */
+/* Drops columns from the smallest up while the dropped sum is at most (1 - p) of the total over columns with
+ * search keys from `among` on; of equal ones the larger ids are dropped first. `max` is the largest z. */
 template <class T>
 __device__ __noinline__ kept filter_top_p(const team_row<T> &own, uint32_t among, float max, double top_p)
 {
@@ -262,7 +262,7 @@ __device__ __noinline__ kept filter_top_p(const team_row<T> &own, uint32_t among
     auto limit = [=](rk_u64 total) {
         rk_u64 most = (rk_u64)fmin((1.0 - top_p) * (double)total, (double)total);
 
-        return most < total ? most : total - 1; /* the largest stays */
+        return most < total ? most : total - 1; /* the largest is always kept */
     };
     auto self = [](uint32_t key, int64_t) { return key; };
     auto mass = [=](uint32_t key, int64_t) { return key >= among ? mass_of(z_of_key(row, key), max) : 0ull; };

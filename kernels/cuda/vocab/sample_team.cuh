@@ -1,5 +1,6 @@
-/* A row of logits and the blocks that share it: a cluster of RK_TILE_VOCAB_CHUNKS of them where there are
- * clusters (compute capability 9.0 and later), else one block. The code is the same, and so are the bits. */
+/* A row of logits and the thread blocks that share it: a cluster of RK_TILE_VOCAB_CHUNKS blocks on GPUs with
+ * clusters (compute capability 9.0 and later), otherwise one block. Both run the same code and are
+ * bit-identical. */
 #ifndef RK_CUDA_SAMPLE_TEAM_CUH
 #define RK_CUDA_SAMPLE_TEAM_CUH
 
@@ -33,7 +34,7 @@ __device__ __forceinline__ unsigned team_size()
     return size;
 }
 
-/* All threads of all blocks; what was written to shared memory before is seen after. */
+/* Barrier of all threads of all blocks; makes earlier writes to shared memory visible. */
 __device__ __forceinline__ void team_sync()
 {
 #if RK_HAS_CLUSTERS
@@ -45,7 +46,7 @@ __device__ __forceinline__ void team_sync()
 #endif
 }
 
-/* Where another block has what this one has at `shared`. */
+/* Address in another block of the variable `shared`. */
 template <class A> __device__ __forceinline__ const A *team_at(const A *shared, unsigned rank)
 {
 #if RK_HAS_CLUSTERS
@@ -63,7 +64,7 @@ typedef unsigned long long rk_u64;
 
 /* --- the row --- */
 
-/* A row and the chunks of it that this block has. */
+/* A row and the chunks of it that this block processes. */
 template <class T> struct team_row {
     vocab_row<T> row;
     int first_chunk, end_chunk;
@@ -79,7 +80,7 @@ template <class T> __device__ __forceinline__ team_row<T> make_team_row(const vo
             RK_MIN((first + share) * chunk, row.count)};
 }
 
-/* The pack that starts at `column`; zeros behind this block's columns. */
+/* The pack that starts at `column`; zeros beyond this block's columns. */
 template <class T>
 __device__ __forceinline__ rk_pack<T, RK_TILE_PACK> team_pack(const team_row<T> &own, int64_t column)
 {
@@ -88,13 +89,13 @@ __device__ __forceinline__ rk_pack<T, RK_TILE_PACK> team_pack(const team_row<T> 
 
 /* --- statistics --- */
 
-/* What a thread has of a row, without the moment. */
+/* A thread's part of a row, without the moment. */
 struct team_part {
     float max, exponent;
     double sum;
 };
 
-/* Shares what the threads of this block have, until the next team_sync() but one. */
+/* Shared memory for the parts of this block's threads, valid until the second team_sync() from here. */
 __device__ __forceinline__ team_part *team_parts()
 {
     __shared__ team_part parts[RK_TILE_VOCAB_THREADS];
@@ -110,8 +111,8 @@ __device__ __forceinline__ void team_share_softmax(const team_row<T> &own, Keep 
     team_parts()[threadIdx.x] = {part.max, part.exponent, part.sum};
 }
 
-/* What the row has of what is kept, after a team_sync(), to all threads of the calling block: the bits of
- * softmax_block() over one block that takes the whole row. No moment. */
+/* Merges the kept columns of the row, after a team_sync(), in all threads of the calling block: bit-identical
+ * to softmax_block() with one block for the whole row. Without the moment. */
 __device__ __forceinline__ softmax_part team_merge_softmax()
 {
     softmax_part total;
@@ -128,21 +129,21 @@ __device__ __forceinline__ softmax_part team_merge_softmax()
     return softmax_block(total);
 }
 
-/* To all threads of the team. */
+/* The result is in all threads of the team. */
 template <class T, class Keep>
 __device__ __forceinline__ softmax_part team_softmax(const team_row<T> &own, Keep keep)
 {
     __shared__ softmax_part result;
 
     team_share_softmax(own, keep);
-    team_sync(); /* all parts are there */
+    team_sync(); /* all parts are written */
     if (team_rank() == 0) {
         softmax_part part = team_merge_softmax();
 
         if (threadIdx.x == 0)
             result = part;
     }
-    team_sync(); /* the result is there */
+    team_sync(); /* the result is written */
     return *team_at(&result, 0);
 }
 

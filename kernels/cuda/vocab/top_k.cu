@@ -14,7 +14,7 @@
 
 constexpr int SORTED = RK_VOCAB_IDS_MAX;
 
-/* Search keys of what can be taken: neither NaN nor -inf. */
+/* Range of search keys of eligible columns: neither NaN nor -inf. */
 struct key_range {
     uint32_t above, last;
 
@@ -29,19 +29,19 @@ template <class T> __device__ __forceinline__ key_range keys_of_numbers()
     return {search_key(rk_narrow<T>(-INFINITY), 1.0f), search_key(rk_narrow<T>(INFINITY), 1.0f)};
 }
 
-/* What is taken: larger keys than `key`, and of those equal to it columns up to last_column. */
+/* Selected columns: keys larger than `key`, and those equal to it up to last_column. */
 struct top_border {
     uint32_t key;
     int64_t last_column;
 };
 
-/* Of num_numbers that can be taken, k of them. */
+/* Selects k of num_numbers eligible columns. */
 template <class T>
 __device__ __forceinline__ top_border find_border(const team_row<T> &own, key_range is_number,
                                                   rk_u64 num_numbers, rk_u64 k)
 {
     key_cut cut;
-    rk_u64 num_dropped; /* of those equal to the border */
+    rk_u64 num_dropped; /* of those equal to the threshold */
     uint32_t border;
 
     auto limit = [=](rk_u64) { return num_numbers - k; };
@@ -67,21 +67,21 @@ __device__ __forceinline__ void order_pair(rk_u64 *first, rk_u64 *second, bool d
     }
 }
 
-/* Descending, of a power of two elements. */
+/* Sorts in descending order; the number of elements is a power of two. */
 __device__ __forceinline__ void sort_descending(rk_u64 *items, int count)
 {
     for (int size = 2; size <= count; size *= 2) {
         for (int distance = size / 2; distance > 0; distance /= 2) {
-            __syncthreads(); /* the exchanges before are done */
+            __syncthreads(); /* earlier exchanges are complete */
             for (int i = (int)threadIdx.x; i < count; i += RK_TILE_VOCAB_THREADS) {
                 int other = i ^ distance;
 
-                if (other > i) /* a pair is one thread's */
+                if (other > i) /* each pair is processed by one thread */
                     order_pair(&items[i], &items[other], (i & size) == 0);
             }
         }
     }
-    __syncthreads(); /* the last exchange is done */
+    __syncthreads(); /* the last exchange is complete */
 }
 
 template <class T> struct top_rows {
@@ -94,7 +94,7 @@ template <class T> struct top_rows {
     bool aligned;
 };
 
-/* Takes the k largest of the row to `items`, in any order. */
+/* Copies the k largest of the row to `items`, in any order. */
 template <class T>
 __device__ __forceinline__ void take_top(rk_u64 *items, const team_row<T> &own, key_range is_number,
                                          top_border border)
@@ -103,7 +103,7 @@ __device__ __forceinline__ void take_top(rk_u64 *items, const team_row<T> &own, 
 
     if (threadIdx.x == 0)
         num_taken = 0;
-    __syncthreads(); /* it is zero */
+    __syncthreads(); /* the counter is zero */
     visit_keys(own, [&](uint32_t key, int64_t column) {
         if (is_number(key) && (key > border.key || (key == border.key && column <= border.last_column)))
             items[atomicAdd(&num_taken, 1)] = (rk_u64)key << 32 | (uint32_t) ~(uint32_t)column;
@@ -127,7 +127,7 @@ template <class T> __global__ void __launch_bounds__(RK_TILE_VOCAB_THREADS) top_
     while (padded < rows.k)
         padded *= 2;
     for (int i = (int)threadIdx.x; i < padded; i += RK_TILE_VOCAB_THREADS)
-        items[i] = 0; /* behind everything that is taken */
+        items[i] = 0; /* sorts after all selected ones */
     if (k > 0)
         take_top(items, own, is_number, find_border(own, is_number, count, k));
     sort_descending(items, padded);
@@ -164,7 +164,7 @@ template <class T> static void launch_top_k(cudaStream_t stream, const struct rk
 extern "C" struct rk_status *rk_cuda_op_top_k(void *dev, void *stream, const struct rk_top_k_args *args)
 {
     if (args->num_valid > MAX_SAMPLE_VOCAB)
-        return RK_FAIL(RK_UNIMPLEMENTED, "top_k: num_valid=%lld, this backend takes at most %lld",
+        return RK_FAIL(RK_UNIMPLEMENTED, "top_k: num_valid=%lld, this backend supports at most %lld",
                        (long long)args->num_valid, (long long)MAX_SAMPLE_VOCAB);
     RK_TRY(rk_check_grid("top_k", args->logits.shape[0]));
     RK_FOR_DTYPE_TO_F32("top_k", args->logits.dtype, T, launch_top_k<T>(rk_stream_of(stream), args));

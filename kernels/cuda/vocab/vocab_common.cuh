@@ -1,26 +1,26 @@
 /* Softmax statistics of one row of logits, shared by the training statistics and the sampler, so that both
  * report the same bits for the same logits.
  *
- * Terms. With c = inv_temperature * log2 e and x = c logit a term is e^z = 2^x = 2^k t. Where |x| < 64, which
- * is |z| < 44, x is rounded and k = 0; beyond, k = rint(x) and t = 2^(x - k), where the fused c logit - k is
+ * Terms. With c = inv_temperature * log2 e and x = c logit a term is e^z = 2^x = 2^k t. For |x| < 64, that is
+ * |z| < 44, x is rounded and k = 0; beyond, k = rint(x) and t = 2^(x - k), where the fused c logit - k is
  * rounded once. So a term's bits depend on its own logit only, and so do those of (k + log2 t) ln 2, which
  * stands for z where a result needs it: then the probabilities of a row add up to 1, and a row with one
- * possible token gives it exactly 1. A term is off by at most 64 * 2^-25 ln 2 = 1.3e-6 of itself.
+ * possible token gives it exactly 1. The relative error of a term is at most 64 * 2^-25 ln 2 = 1.3e-6.
  *
  * Sums. A sum keeps an exponent K and holds terms as 2^(k-K) t: K is 0 while the largest |x| is below 64,
  * else the largest k so far; going to a larger K is a multiplication by a power of two, which is exact. Eight
- * terms are added in f32, then in f64. So the sum differs between any two ways of cutting a row (at multiples
- * of eight) by the rounding of f64 additions only, and log-probs in f32 are equal however many ranks share
- * the vocabulary. (Terms below 2^-64 that stand beside one above 2^-40 have k = 0 as well: 2^-24 of that one,
- * with an error of 2^-19, is nothing in its f32.)
+ * terms are added in f32, then in f64. So the sums of any two partitions of a row (at multiples of eight)
+ * differ only by the rounding of f64 additions, and log-probs in f32 are equal for any number of ranks that
+ * share the vocabulary. (Terms below 2^-64 in the same pack as one above 2^-40 have k = 0 as well: they are
+ * 2^-24 of that one, with an error of 2^-19, which is below its f32 precision.)
  *
- * Order. A row falls into chunks of steps, a step being a pack for each of RK_TILE_VOCAB_THREADS threads. A
- * thread adds its packs of a chunk in ascending order, then its chunks, then come the threads. Whether one
- * block takes all chunks or one each, the bits are the same.
+ * Order. A row is divided into chunks of steps; a step is one pack for each of RK_TILE_VOCAB_THREADS threads.
+ * A thread adds its packs of a chunk in ascending order, then its chunks; then the threads' sums are added.
+ * Results are bit-identical whether one block processes all chunks or one block each.
  *
- * k is read off the bits of x + 1.5 * 2^23, so |k| must stay below 2^21; rows with larger ones, or with
- * nothing but -inf, take softmax_row_exact, which has no such property. Terms below 2^-125 of 2^K count as
- * that or as 0: they cannot be seen in the f64 sum. */
+ * k is taken from the bits of x + 1.5 * 2^23, so |k| must be below 2^21; rows with larger |k|, or with only
+ * -inf, use softmax_row_exact, which is not independent of the partition. Terms below 2^-125 of 2^K count as
+ * that or as 0: they do not affect the f64 sum. */
 #ifndef RK_CUDA_VOCAB_COMMON_CUH
 #define RK_CUDA_VOCAB_COMMON_CUH
 
@@ -36,16 +36,16 @@ constexpr float VOCAB_K_MAX = 2097152.0f;  /* 2^21 */
 constexpr float VOCAB_K_RANGE = 125.0f;
 constexpr float VOCAB_X_PLAIN = 64.0f; /* |x| below it: k = 0 */
 constexpr float VOCAB_X_FAST =
-    -40.0f; /* eight terms with one from here to VOCAB_X_PLAIN take the short way */
+    -40.0f; /* eight terms with one from here to VOCAB_X_PLAIN take the fast path */
 
 /* As the header defines them. */
 struct softmax_stats {
     double max, sum, moment;
 };
 
-/* What a thread, then a block knows of a row. */
+/* State of a thread, then of a block, for a row. */
 struct softmax_part {
-    float max;          /* logit; NaN has no part in it */
+    float max;          /* maximum logit; NaN is ignored */
     float exponent;     /* K + VOCAB_MAGIC */
     double sum, moment; /* of 2^(k-K) t and of 2^(k-K) t (x - K) */
 };
@@ -59,7 +59,7 @@ template <class T> struct vocab_row {
     float fast_begin, fast_end; /* logits of VOCAB_X_FAST and VOCAB_X_PLAIN */
     bool aligned;
 
-    /* z as the filters and the scores of sampling see it */
+    /* z as used by the filters and the scores of sampling */
     __device__ __forceinline__ float at(int64_t column) const
     {
         return rk_widen<float>(logits[column]) * inv_temperature;
@@ -114,7 +114,7 @@ __device__ __forceinline__ float mantissa_of(float logit, float c, float k)
     return exp2_fast(k == 0.0f ? logit * c : __fmaf_rn(logit, c, -k));
 }
 
-/* log2 of the term that stands for e^z. */
+/* log2 of the term that represents e^z. */
 __device__ __forceinline__ double log2_of_term(float logit, float c)
 {
     float k = exponent_of(logit, c) - VOCAB_MAGIC;
@@ -138,13 +138,13 @@ __device__ __forceinline__ void softmax_raise(softmax_part &part, float exponent
     part.exponent = exponent;
 }
 
-/* Logits of a pack; one that does not belong is -inf. */
+/* Logits of a pack; those outside of the row are -inf. */
 struct vocab_pack {
     float logits[RK_TILE_PACK], max;
 };
 
-/* Adds eight terms of any size. A function of its own, by value, so that it costs the short way no registers.
- */
+/* Adds eight terms of any size. A separate function with arguments by value, so that it costs the fast path
+ * no registers. */
 static __device__ __noinline__ softmax_part softmax_add_any(softmax_part part, vocab_pack pack, float c)
 {
     float sum = 0.0f, moment = 0.0f, top = exponent_of(pack.max, c), exponent, smallest;
@@ -202,7 +202,7 @@ __device__ __forceinline__ void softmax_merge(softmax_part &part, softmax_part o
     part.moment += other.moment;
 }
 
-/* After a pack: the end of a chunk adds it to the chunks before. */
+/* Call after a pack: at the end of a chunk, adds it to the earlier chunks. */
 __device__ __forceinline__ void softmax_end_step(softmax_part &total, softmax_part &part, int &left,
                                                  int chunk_steps)
 {
@@ -219,7 +219,7 @@ __device__ __forceinline__ softmax_part softmax_shuffle(const softmax_part &part
             __shfl_xor_sync(lanes, part.sum, lane), __shfl_xor_sync(lanes, part.moment, lane)};
 }
 
-/* The largest of a pack; NaN has no part in it. */
+/* Maximum of a pack; NaN is ignored. */
 template <class T> __device__ __forceinline__ float pack_max(const rk_pack<T, RK_TILE_PACK> &pack)
 {
     float max = rk_widen<float>(pack.get(0));
@@ -244,7 +244,7 @@ template <> __device__ __forceinline__ float pack_max(const rk_pack<rk_bf16, RK_
     return __bfloat162float(__hmax(max.x, max.y));
 }
 
-/* One pack: what is not kept, or lies beyond the row where it is not WHOLE, is -inf. */
+/* One pack: columns that are not kept, or beyond the row unless WHOLE, are -inf. */
 template <bool WHOLE, class T, class Keep>
 __device__ __forceinline__ void softmax_pack(softmax_part &part, const vocab_row<T> &row,
                                              const rk_pack<T, RK_TILE_PACK> &pack, int64_t column, Keep keep)
@@ -266,13 +266,13 @@ __device__ __forceinline__ void softmax_pack(softmax_part &part, const vocab_row
             in.max = fmaxf(in.max, in.logits[i]);
     }
     if (!Keep::KEEPS_ALL && in.max == -INFINITY)
-        return; /* most packs of a filtered row: eight terms too small to be seen */
+        return; /* most packs of a filtered row: eight terms too small to affect the sum */
     softmax_add(part, row, in);
 }
 
 constexpr int64_t VOCAB_STEP = (int64_t)RK_TILE_VOCAB_THREADS * RK_TILE_PACK; /* columns */
 
-/* Steps of a chunk. */
+/* Number of steps of a chunk. */
 template <class T> __device__ __forceinline__ int chunk_steps_of(const vocab_row<T> &row)
 {
     int64_t steps = (row.count + VOCAB_STEP - 1) / VOCAB_STEP;
@@ -280,14 +280,14 @@ template <class T> __device__ __forceinline__ int chunk_steps_of(const vocab_row
     return (int)RK_MAX((steps + RK_TILE_VOCAB_CHUNKS - 1) / RK_TILE_VOCAB_CHUNKS, (int64_t)1);
 }
 
-/* The columns of a thread in order, and the chunk that it is in. */
+/* The columns of a thread in order, and their chunk. */
 template <class T> struct softmax_walk {
     const vocab_row<T> &row;
     int64_t column, stop;
-    int chunk_steps, left; /* left: steps of the chunk */
+    int chunk_steps, left; /* left: remaining steps of the chunk */
     softmax_part total, part;
 
-    /* Chunks begin..end-1. */
+    /* For chunks begin..end-1. */
     __device__ __forceinline__ softmax_walk(const vocab_row<T> &of, int begin, int end)
         : row(of), chunk_steps(chunk_steps_of(of)), total(softmax_empty()), part(softmax_empty())
     {
