@@ -46,6 +46,31 @@ static struct rk_status *read_world(struct rk_run_command *run)
     return NULL;
 }
 
+/* An option, else a key of the job, whose path is relative to the job file. */
+static void read_files(struct rk_run_command *run)
+{
+    static const struct {
+        const char *option, *key;
+    } rows[RK_RUN_FILE_COUNT] = {
+        [RK_RUN_FILE_TOKEN] = {"token-file", "daemons.token_file"},
+        [RK_RUN_FILE_TLS_CA] = {"tls-ca", "daemons.tls_ca"},
+        [RK_RUN_FILE_TLS_CERT] = {"tls-cert", "daemons.tls_cert"},
+        [RK_RUN_FILE_TLS_KEY] = {"tls-key", "daemons.tls_key"},
+    };
+
+    if (rk_cli_has(run->cli, "local"))
+        return; /* its own daemons listen on Unix sockets, without tokens */
+    for (int i = 0; i < RK_RUN_FILE_COUNT; i++) {
+        const char *given = rk_cli_find(run->cli, rows[i].option);
+        const char *of_job = rk_config_string(run->job, rows[i].key);
+
+        if (given)
+            run->files[i] = rk_strdup(given);
+        else if (of_job)
+            run->files[i] = rk_resolve_path(run->job_dir, of_job);
+    }
+}
+
 static struct rk_status *read_inputs(struct rk_run_command *run)
 {
     const char *path = run->cli->line.args.items[0];
@@ -57,6 +82,7 @@ static struct rk_status *read_inputs(struct rk_run_command *run)
     if (st)
         return RK_WRAP(st, "%s", path);
     run->job_dir = rk_cli_directory_of(path);
+    read_files(run);
     st = rk_flow_inputs_load(&run->inputs, run->job, run->job_dir);
     if (!st && rk_cli_has(run->cli, "local")) /* else they are on the daemons' hosts */
         st = rk_model_dirs_check(run->job, &run->inputs);
@@ -116,11 +142,21 @@ static struct rk_status *start_local(struct rk_run_command *run)
     return st;
 }
 
+static void set_file(const char **out, const char *path)
+{
+    if (path)
+        *out = path;
+}
+
 static struct rk_status *open_driver(struct rk_run_command *run)
 {
     struct rk_driver_config config = rk_cli_driver_config(run->cli);
     struct rk_status *st;
 
+    set_file(&config.token_file, run->files[RK_RUN_FILE_TOKEN]);
+    set_file(&config.tls_ca, run->files[RK_RUN_FILE_TLS_CA]);
+    set_file(&config.tls_cert, run->files[RK_RUN_FILE_TLS_CERT]);
+    set_file(&config.tls_key, run->files[RK_RUN_FILE_TLS_KEY]);
     config.addresses =
         run->local ? rk_local_addresses(run->local) : (const char *const *)run->hosts.addresses;
     config.num_addresses = run->world_size;
@@ -225,10 +261,10 @@ static struct rk_status *train_and_export(struct rk_run_command *run)
         .local = run->local,
         .flow = &run->flow,
         .hosts = rk_cli_find(run->cli, "hosts"),
-        .token_file = rk_cli_find(run->cli, "token-file"),
-        .tls_ca = rk_cli_find(run->cli, "tls-ca"),
-        .tls_cert = rk_cli_find(run->cli, "tls-cert"),
-        .tls_key = rk_cli_find(run->cli, "tls-key"),
+        .token_file = run->files[RK_RUN_FILE_TOKEN],
+        .tls_ca = run->files[RK_RUN_FILE_TLS_CA],
+        .tls_cert = run->files[RK_RUN_FILE_TLS_CERT],
+        .tls_key = run->files[RK_RUN_FILE_TLS_KEY],
         .step = run->flow.trained_step,
         .is_tried = is_tried,
     });
@@ -397,6 +433,8 @@ static struct rk_status *run_job(struct rk_cli *cli)
     rk_flow_inputs_fini(&run.inputs);
     rk_hosts_fini(&run.hosts);
     rk_config_destroy(run.job);
+    for (int i = 0; i < RK_RUN_FILE_COUNT; i++)
+        rk_free(run.files[i]);
     rk_free(run.job_dir);
     return st;
 }

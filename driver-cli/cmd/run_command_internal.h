@@ -9,11 +9,21 @@
 #include "driver-cli/driver/loggers/loggers_internal.h"
 #include "driver-cli/driver/run_internal.h"
 
+/* Files of the connections to daemons that the run has not started. */
+typedef enum rk_run_file {
+    RK_RUN_FILE_TOKEN,
+    RK_RUN_FILE_TLS_CA,
+    RK_RUN_FILE_TLS_CERT,
+    RK_RUN_FILE_TLS_KEY,
+    RK_RUN_FILE_COUNT
+} rk_run_file_t;
+
 struct rk_run_command {
     struct rk_cli *cli;
     struct rk_config *job;
-    char *job_dir;         /* absolute */
-    struct rk_hosts hosts; /* count 0 with --local */
+    char *job_dir;                  /* absolute */
+    struct rk_hosts hosts;          /* count 0 with --local */
+    char *files[RK_RUN_FILE_COUNT]; /* of an option or the job; NULL: of neither */
     int32_t world_size;
     struct rk_flow_inputs inputs;
     struct rk_checkpoints checkpoints;

@@ -108,6 +108,8 @@ struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *di
     /* Relative to the working directory of rankctl, as in verl. */
     static const char *const outputs[] = {"trainer.default_local_dir", "trainer.resume_from_path",
                                           "trainer.rollout_data_dir", "trainer.validation_data_dir"};
+    static const char *const files[] = {"daemons.token_file", "daemons.tls_ca", "daemons.tls_cert",
+                                        "daemons.tls_key"};
     char cwd[PATH_MAX];
     bool has_cwd = getcwd(cwd, sizeof(cwd)) != NULL;
     struct rk_json *tree = rk_json_clone(rk_config_tree(job));
@@ -123,6 +125,10 @@ struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *di
     for (size_t i = 0; i < RK_ARRAY_LEN(lists); i++) {
         if (!rk_config_is_null(job, lists[i]))
             rk_json_set_path(tree, lists[i], resolved_list(rk_config_json(job, lists[i]), dir));
+    }
+    for (size_t i = 0; i < RK_ARRAY_LEN(files); i++) {
+        if (!rk_config_is_null(job, files[i]))
+            rk_json_set_path(tree, files[i], resolved(rk_json_find_path(tree, files[i]), dir));
     }
     for (size_t i = 0; i < RK_ARRAY_LEN(outputs) && has_cwd; i++) {
         if (!rk_config_is_null(job, outputs[i]))

@@ -19,6 +19,7 @@ static const struct rk_job_group groups[] = {
           "actor_rollout_ref.rollout.n", A "optim.lr", "trainer.total_epochs")},
     {"data", LIST("data.")},
     {"kind of training, device", LIST("algorithm.type", "device", "numerics")},
+    {"connections to the daemons", LIST("daemons.")},
     {"model and tokenizer", LIST("actor_rollout_ref.model.")},
     {"rollout", LIST("actor_rollout_ref.rollout.")},
     {"rewards", LIST("reward.", "custom_reward_function.")},

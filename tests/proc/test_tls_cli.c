@@ -142,8 +142,10 @@ static void test_tls_cli_says_what_is_wrong(void **state)
         stop(daemons[i]);
 }
 
-/* The tiny job on both daemons. */
-static struct outcome run_on(struct rk_proc *const daemons[2], const char *dir)
+/* The tiny job on both daemons; the files are options ("--tls-") or keys of the job ("daemons.tls_"). `more`
+ * is NULL or one argument. */
+static struct outcome run_on(struct rk_proc *const daemons[2], const char *dir, const char *prefix,
+                             const char *more)
 {
     char *hosts = rk_format("--hosts=%s,%s", rk_proc_address(daemons[0]), rk_proc_address(daemons[1]));
     const char *args[ARGS_MAX] = {"run", TINY_JOB, "--run-dir", dir, TINY};
@@ -153,21 +155,23 @@ static struct outcome run_on(struct rk_proc *const daemons[2], const char *dir)
     while (args[begin])
         begin++;
     args[begin++] = hosts;
-    count = add_files(args + begin, "--tls-", "client", "ca");
+    count = add_files(args + begin, prefix, "client", "ca");
+    args[begin + count] = more;
     outcome = run_rankctl(args);
     free_args(args + begin, count);
     rk_free(hosts);
     return outcome;
 }
 
-/* Goal: a run on two daemons over mutual TLS, with collectives over TCP, has the bits of a plain one; ranks
- * one of which has switched TLS off do not come together, and it is said why. */
+/* Goal: a run on two daemons over mutual TLS, with collectives over TCP, has the bits of a plain one; its
+ * files are keys of the job, or options, which come before the keys. Ranks one of which has switched TLS off
+ * do not come together, and it is said why. */
 static void test_tls_cli_run_is_the_same(void **state)
 {
     char *plain = run_new_tiny_job("2", NULL, NULL), *dir = new_run_dir(), *other_dir = new_run_dir();
     struct rk_proc *daemons[] = {start_tls_daemon("host", "ca", "127.0.0.1", NULL),
                                  start_tls_daemon("host", "ca", "127.0.0.1", NULL)};
-    struct outcome outcome = run_on(daemons, dir);
+    struct outcome outcome = run_on(daemons, dir, "daemons.tls_", NULL);
 
     (void)state;
     assert_exit(&outcome, 0);
@@ -181,7 +185,7 @@ static void test_tls_cli_run_is_the_same(void **state)
     }
     stop(daemons[0]);
     daemons[0] = start_tls_daemon("host", "ca", "127.0.0.1", "--comm.tls=off");
-    outcome = run_on(daemons, other_dir);
+    outcome = run_on(daemons, other_dir, "--tls-", "daemons.tls_ca=/nowhere");
     assert_true(outcome.code != 0);
     assert_text("stderr", outcome.err, "it does not speak TLS");
     outcome_fini(&outcome);

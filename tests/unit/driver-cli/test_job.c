@@ -152,7 +152,7 @@ static void test_job_reward_verls_keys_select_the_row(void **state)
     }
 }
 
-/* Goal: a job that is copied elsewhere finds its reward. */
+/* Goal: a job that is copied elsewhere finds its reward, and the files of its connections. */
 static void test_job_make_absolute_resolves_the_paths_of_the_reward(void **state)
 {
     static const struct {
@@ -166,6 +166,8 @@ static void test_job_make_absolute_resolves_the_paths_of_the_reward(void **state
         {"reward.name=command", "reward.dir", "/job"},
         {"reward.token_file=token", "reward.token_file", "/job/token"},
         {"reward.dir=scorers", "reward.dir", "/job/scorers"},
+        {"daemons.tls_ca=certs/ca.crt", "daemons.tls_ca", "/job/certs/ca.crt"},
+        {"daemons.tls_key=/etc/key", "daemons.tls_key", "/etc/key"},
         {"reward.reward_model.model_path=rm", "reward.reward_model.model_path", "/job/rm"},
         {"reward.reward_model.tokenizer_path=t.json", "reward.reward_model.tokenizer_path", "/job/t.json"},
     };
