@@ -8,11 +8,13 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_log.h"
 #include "base/rk_thread.h"
 #include "base/rk_time.h"
 
-#define PERIOD_S 1
-#define FRESH_NS (10 * 1000000000LL)
+#define PERIOD_S   1
+#define EVENTS_MAX 64 /* in a period */
+#define FRESH_NS   (10 * 1000000000LL)
 
 /* Numbers and structs as in nvml.h, which keeps them stable. */
 #define NVML_TEMPERATURE_GPU  0
@@ -20,6 +22,7 @@
 #define NVML_CLOCK_MEM        2
 #define NVML_UNCORRECTED      1
 #define NVML_VOLATILE         0
+#define NVML_EVENT_XID        0x8ULL
 #define NVML_THROTTLE_POWER   (0x4ULL | 0x80ULL)  /* software power cap, power brake */
 #define NVML_THROTTLE_THERMAL (0x20ULL | 0x40ULL) /* software, hardware */
 
@@ -28,6 +31,12 @@ struct nvml_utilization {
 };
 struct nvml_memory {
     unsigned long long total, free, used;
+};
+
+struct nvml_event {
+    void *device;
+    unsigned long long kind, data; /* data: the Xid */
+    unsigned gpu_instance, compute_instance;
 };
 
 struct rk_gpu {
@@ -43,6 +52,13 @@ struct rk_gpu {
     int (*clock)(void *device, int type, unsigned *mhz);
     int (*ecc)(void *device, int kind, int counter, unsigned long long *count);
     int (*throttle)(void *device, unsigned long long *reasons);
+    int (*events_create)(void **set);
+    int (*events_register)(void *device, unsigned long long kinds, void *set);
+    int (*events_wait)(void *set, struct nvml_event *out, unsigned timeout_ms);
+    int (*events_free)(void *set);
+
+    void *events;              /* the set; NULL: this driver does not tell */
+    struct rk_gpu_sample xids; /* the thread's: what has been counted */
 
     pthread_t thread;
     pthread_mutex_t lock; /* guards the rest */
@@ -59,6 +75,24 @@ static bool find_symbol(void *out, void *library, const char *name)
 
     memcpy(out, &symbol, sizeof(symbol));
     return symbol != NULL;
+}
+
+/* From now on the driver keeps the errors for events_wait. */
+static void register_xids(struct rk_gpu *gpu)
+{
+    void *set = NULL;
+
+    find_symbol(&gpu->events_create, gpu->library, "nvmlEventSetCreate");
+    find_symbol(&gpu->events_register, gpu->library, "nvmlDeviceRegisterEvents");
+    find_symbol(&gpu->events_wait, gpu->library, "nvmlEventSetWait_v2");
+    find_symbol(&gpu->events_free, gpu->library, "nvmlEventSetFree");
+    if (!gpu->events_create || !gpu->events_register || !gpu->events_wait || !gpu->events_free ||
+        gpu->events_create(&set) != 0)
+        return;
+    if (gpu->events_register(gpu->device, NVML_EVENT_XID, set) == 0)
+        gpu->events = set;
+    else
+        gpu->events_free(set);
 }
 
 static struct rk_status *load(struct rk_gpu *gpu, const char *library, const char *uuid)
@@ -87,7 +121,38 @@ static struct rk_status *load(struct rk_gpu *gpu, const char *library, const cha
     rc = gpu->by_uuid(uuid, &gpu->device);
     if (rc != 0)
         return RK_FAIL(RK_NOT_FOUND, "no GPU metrics: NVML does not know '%s' (%d)", uuid, rc);
+    register_xids(gpu);
     return NULL;
+}
+
+static void count_xid(struct rk_gpu_sample *sample, uint64_t xid)
+{
+    int i = 0;
+
+    while (i < sample->num_xids && sample->xids[i].xid != xid && sample->xids[i].xid != 0)
+        i++;
+    if (i == sample->num_xids)
+        sample->xids[sample->num_xids++].xid = i < RK_GPU_XIDS ? xid : 0;
+    sample->xids[i].count++;
+}
+
+/* Takes the errors that have come since the last time. */
+static void ask_xids(struct rk_gpu *gpu, struct rk_gpu_sample *out)
+{
+    struct nvml_event event;
+
+    for (int i = 0; i < EVENTS_MAX && gpu->events; i++) {
+        memset(&event, 0, sizeof(event));
+        if (gpu->events_wait(gpu->events, &event, 0) != 0)
+            break; /* none, or the GPU is gone */
+        if (event.kind & NVML_EVENT_XID) {
+            count_xid(&gpu->xids, event.data);
+            RK_ERROR("the GPU reports Xid %llu", event.data);
+        }
+    }
+    out->has_xids = gpu->events != NULL;
+    out->num_xids = gpu->xids.num_xids;
+    memcpy(out->xids, gpu->xids.xids, sizeof(out->xids));
 }
 
 static void ask_load(const struct rk_gpu *gpu, struct rk_gpu_sample *out)
@@ -138,6 +203,7 @@ static void *run(void *arg)
         pthread_mutex_unlock(&gpu->lock);
         ask_load(gpu, &sample);
         ask_health(gpu, &sample);
+        ask_xids(gpu, &sample);
         pthread_mutex_lock(&gpu->lock);
         gpu->sample = sample;
         gpu->sampled_ns = rk_time_now_ns();
@@ -152,6 +218,8 @@ static void *run(void *arg)
 
 static void gpu_free(struct rk_gpu *gpu)
 {
+    if (gpu->events)
+        gpu->events_free(gpu->events);
     if (gpu->shutdown)
         gpu->shutdown();
     if (gpu->library)

@@ -11,6 +11,8 @@
 
 #define RK_GPU_LIBRARY "libnvidia-ml.so.1"
 
+#define RK_GPU_XIDS 16 /* different ones */
+
 struct rk_gpu;
 
 /* Values that this driver and GPU do not report have `has_` false. */
@@ -23,6 +25,11 @@ struct rk_gpu_sample {
     double sm_clock_hertz, memory_clock_hertz;
     uint64_t ecc_uncorrected; /* errors since the driver was loaded */
     bool is_throttled_power, is_throttled_thermal;
+    bool has_xids; /* NVML tells of errors as they happen */
+    int num_xids;
+    struct {
+        uint64_t xid, count; /* since the daemon was started; xid 0: all beyond the first RK_GPU_XIDS */
+    } xids[RK_GPU_XIDS + 1];
 };
 
 /* Opens the library and starts the thread. NOT_FOUND when there is no library, or it does not know that UUID

@@ -19,6 +19,9 @@ static const struct rk_histogram_bounds rpc_bounds = {
 static const struct rk_histogram_bounds method_bounds = {
     .num_bounds = 13, .bounds = {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800, 3600}};
 
+static const struct rk_histogram_bounds first_token_bounds = {
+    .num_bounds = 13, .bounds = {0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800}};
+
 /* --- counting --- */
 
 void rk_metrics_count_call(struct rk_metrics *metrics, const struct rk_call_end *end)
@@ -106,10 +109,20 @@ void rk_metrics_count_job(struct rk_metrics *metrics, const struct rk_job *job)
 
     row->by_code[rk_status_code(job->status)]++;
     rk_histogram_add(&row->duration, &method_bounds, (double)job->device_ns / 1e9);
-    if (job->status)
+    if (job->status) {
         count_failure(metrics, job);
-    else
-        note_step(metrics, job);
+        return;
+    }
+    row->num_tokens += job->num_tokens;
+    note_step(metrics, job);
+    metrics->num_prompt_tokens += job->num_prompt_tokens;
+    for (int64_t i = 0; i < job->num_first_tokens; i++)
+        rk_histogram_add(&metrics->first_token, &first_token_bounds, job->first_token_seconds[i]);
+    if (job->checkpoint_bytes > 0) {
+        metrics->checkpoint_bytes += job->checkpoint_bytes;
+        rk_histogram_add(&metrics->checkpoint_duration, &method_bounds, job->checkpoint_seconds);
+        metrics->checkpoint_unix_ns = rk_time_unix_ns();
+    }
 }
 
 /* --- the text --- */
@@ -251,6 +264,44 @@ static void put_methods(struct rk_metrics_text *text, const struct rk_metrics *m
     }
 }
 
+static void put_tokens(struct rk_metrics_text *text, const struct rk_metrics *metrics)
+{
+    for (int i = 0; i < metrics->num_methods; i++) {
+        const struct rk_metric_label labels[] = {{"role", metrics->methods[i].role},
+                                                 {"method", metrics->methods[i].method}};
+
+        if (metrics->methods[i].num_tokens > 0)
+            rk_metrics_put_int(text, RK_METRIC_METHOD_TOKENS, labels, RK_ARRAY_LEN(labels),
+                               metrics->methods[i].num_tokens);
+    }
+    if (metrics->first_token.count == 0)
+        return;
+    rk_metrics_put_int(text, RK_METRIC_ROLLOUT_PROMPT_TOKENS, NULL, 0, metrics->num_prompt_tokens);
+    rk_metrics_put_histogram(text, RK_METRIC_ROLLOUT_FIRST_TOKEN, NULL, 0, &metrics->first_token,
+                             &first_token_bounds);
+}
+
+static void put_checkpoints(struct rk_metrics_text *text, const struct rk_metrics *metrics)
+{
+    if (metrics->checkpoint_duration.count == 0)
+        return;
+    rk_metrics_put_int(text, RK_METRIC_CHECKPOINT_BYTES, NULL, 0, metrics->checkpoint_bytes);
+    rk_metrics_put_histogram(text, RK_METRIC_CHECKPOINT_SECONDS, NULL, 0, &metrics->checkpoint_duration,
+                             &method_bounds);
+    rk_metrics_put_real(text, RK_METRIC_CHECKPOINT_SUCCESS, NULL, 0,
+                        (double)metrics->checkpoint_unix_ns / 1e9);
+}
+
+static void put_rollout(struct rk_metrics_text *text, const struct rk_worker_snapshot *snapshot)
+{
+    if (snapshot->kv_blocks == 0)
+        return;
+    rk_metrics_put_int(text, RK_METRIC_ROLLOUT_RUNNING, NULL, 0, snapshot->rollout_running);
+    rk_metrics_put_int(text, RK_METRIC_ROLLOUT_WAITING, NULL, 0, snapshot->rollout_waiting);
+    rk_metrics_put_real(text, RK_METRIC_KV_CACHE_USAGE, NULL, 0,
+                        (double)snapshot->kv_blocks_used / (double)snapshot->kv_blocks);
+}
+
 /* The method that runs: a label with its name, while there is one. */
 static void put_running(struct rk_metrics_text *text, const struct rk_daemon *daemon,
                         const struct rk_worker_snapshot *snapshot)
@@ -342,6 +393,8 @@ static void put_worker(struct rk_metrics_text *text, const struct rk_daemon *dae
         return; /* shutting down */
     rk_worker_get_snapshot(daemon->worker, &snapshot);
     put_running(text, daemon, &snapshot);
+    put_rollout(text, &snapshot);
+    rk_metrics_put_int(text, RK_METRIC_WATCHDOG_TRIPS, NULL, 0, snapshot.num_watchdog_verdicts);
     put_roles(text, &snapshot);
     rk_metrics_put_int(text, RK_METRIC_DEVICE_ALLOCATED, NULL, 0, snapshot.device_allocated_bytes);
     rk_metrics_put_int(text, RK_METRIC_DEVICE_PEAK, NULL, 0, snapshot.device_peak_bytes);
@@ -363,6 +416,14 @@ static void put_gpu_health(struct rk_metrics_text *text, const struct rk_gpu_sam
     if (sample->has_throttle) {
         rk_metrics_put_int(text, RK_METRIC_GPU_THROTTLED, &power, 1, sample->is_throttled_power);
         rk_metrics_put_int(text, RK_METRIC_GPU_THROTTLED, &thermal, 1, sample->is_throttled_thermal);
+    }
+    for (int i = 0; i < sample->num_xids; i++) {
+        char xid[24] = OTHER;
+        const struct rk_metric_label label = {"xid", xid};
+
+        if (sample->xids[i].xid != 0)
+            snprintf(xid, sizeof(xid), "%llu", (unsigned long long)sample->xids[i].xid);
+        rk_metrics_put_int(text, RK_METRIC_GPU_XID, &label, 1, sample->xids[i].count);
     }
 }
 
@@ -401,6 +462,8 @@ void rk_metrics_render(struct rk_daemon *daemon, struct rk_str *out)
     put_rpcs(&text, daemon);
     put_connections(&text, daemon);
     put_methods(&text, &daemon->metrics);
+    put_tokens(&text, &daemon->metrics);
+    put_checkpoints(&text, &daemon->metrics);
     put_queue(&text, daemon);
     put_worker(&text, daemon);
     put_gpu(&text, daemon);

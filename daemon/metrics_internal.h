@@ -33,6 +33,7 @@ struct rk_method_metrics {
     const char *method; /* static */
     uint64_t by_code[RK_CODE_COUNT];
     struct rk_histogram duration;
+    uint64_t num_tokens;
 };
 
 struct rk_failure_metrics {
@@ -56,6 +57,11 @@ struct rk_metrics {
     int num_failures;
     struct rk_step_metrics steps[RK_METRICS_STEP_MAX];
     int num_steps;
+    uint64_t num_prompt_tokens;
+    struct rk_histogram first_token;
+    uint64_t checkpoint_bytes;
+    struct rk_histogram checkpoint_duration;
+    int64_t checkpoint_unix_ns; /* the last; 0: none */
     uint64_t reload_failures, scrapes;
 };
 

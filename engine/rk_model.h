@@ -26,6 +26,12 @@ typedef enum rk_numerics { RK_NUMERICS_FAST, RK_NUMERICS_STRICT, RK_NUMERICS_COU
 /* Parses "fast" or "strict"; INVALID_ARGUMENT lists them ("hf" is UNIMPLEMENTED). */
 struct rk_status *rk_numerics_parse(rk_numerics_t *out, const char *text) RK_NODISCARD;
 
+/* Load of a running generation. */
+struct rk_rollout_load {
+    int64_t num_running, num_waiting;    /* sequences */
+    int32_t num_used_blocks, num_blocks; /* of the KV cache; a sequence takes all its blocks when it begins */
+};
+
 /* Called by long operations: between decode steps, and between blocks of rows while a model is filled or
  * written. Any entry may be NULL. */
 struct rk_engine_hooks {
@@ -34,6 +40,8 @@ struct rk_engine_hooks {
     bool (*is_cancelled)(void *user); /* this rank was asked to stop; the ranks agree before they stop */
     /* Called within a pass after every layer, as a sign of progress: one pass may take minutes on a CPU. */
     void (*on_alive)(void *user);
+    /* Called after every step of a generation and at its end. */
+    void (*on_rollout)(void *user, const struct rk_rollout_load *load);
 };
 /* Device memory that the agreements below need: allocated once; they allocate nothing. */
 #define RK_AGREE_BYTES 1024

@@ -44,6 +44,7 @@ struct rk_rollout_result {
     int32_t *tokens;  /* [max_tokens] of the request, caller's memory */
     float *log_probs; /* [max_tokens], under the distribution that was sampled */
     int32_t num_tokens;
+    int64_t first_token_ns; /* from the begin of the call until the first of them was known */
     rk_finish_reason_t finish_reason;
 };
 

@@ -33,6 +33,19 @@ static void on_alive(void *user)
     pthread_mutex_unlock(&worker->lock);
 }
 
+static void on_rollout(void *user, const struct rk_rollout_load *load)
+{
+    struct rk_worker *worker = ((const struct rk_method_call *)user)->worker;
+    struct rk_worker_snapshot *snapshot = &worker->snapshot;
+
+    pthread_mutex_lock(&worker->lock);
+    snapshot->rollout_running = (uint64_t)load->num_running;
+    snapshot->rollout_waiting = (uint64_t)load->num_waiting;
+    snapshot->kv_blocks_used = (uint64_t)load->num_used_blocks;
+    snapshot->kv_blocks = (uint64_t)load->num_blocks;
+    pthread_mutex_unlock(&worker->lock);
+}
+
 static bool is_cancelled(void *user)
 {
     const struct rk_method_call *call = user;
@@ -222,7 +235,8 @@ struct rk_status *rk_method_call_run(struct rk_worker *worker, struct rk_job *jo
         .hooks = {.user = &call,
                   .on_progress = on_progress,
                   .is_cancelled = is_cancelled,
-                  .on_alive = on_alive},
+                  .on_alive = on_alive,
+                  .on_rollout = on_rollout},
     };
     struct rk_status *st;
 

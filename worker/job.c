@@ -31,6 +31,7 @@ void rk_job_destroy(struct rk_job *job)
     rk_free(job->comm_addresses);
     rk_status_free(job->status);
     rk_batch_destroy(job->output);
+    rk_free(job->first_token_seconds);
     rk_free(job);
 }
 

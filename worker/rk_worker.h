@@ -74,6 +74,13 @@ struct rk_job {
     int64_t num_metrics;
     uint64_t device_ns, peak_device_bytes;
     uint64_t num_tokens; /* processed or sampled by this rank's replica; 0: the method has none */
+    /* generate_sequences: tokens of the prompts, and how long each response's first token took. */
+    uint64_t num_prompt_tokens;
+    double *first_token_seconds; /* [num_first_tokens], owned */
+    int64_t num_first_tokens;
+    /* A checkpoint that this call has completed, this rank's part; 0 bytes: none. */
+    uint64_t checkpoint_bytes;
+    double checkpoint_seconds; /* since its save began */
     char comm_address[256];
 };
 
@@ -168,6 +175,10 @@ struct rk_worker_snapshot {
         int64_t ns;
     } collectives[RK_WORKER_COLLECTIVES];
     bool has_collective_times;
+    /* Of the generation that runs: sequences, and blocks of the KV cache, which are taken for the longest
+     * possible response when a sequence begins. kv_blocks 0: there was none yet. */
+    uint64_t rollout_running, rollout_waiting, kv_blocks_used, kv_blocks;
+    uint64_t num_watchdog_verdicts; /* calls that the watchdog ended, since the start */
     uint64_t device_allocated_bytes, device_peak_bytes, device_total_bytes;
     char device_uuid[64];
 };

@@ -119,6 +119,7 @@ static void check_running(struct rk_worker *worker)
     worker->running.verdict =
         comm_error ? comm_error : RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "%s", reason);
     worker->running.verdict_ns = rk_time_now_ns();
+    worker->snapshot.num_watchdog_verdicts++;
     note_error(worker, reason, RK_DEADLINE_EXCEEDED);
     RK_WARN("watchdog: %s", reason);
     atomic_store(&worker->is_cancel_requested, true);

@@ -12,6 +12,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_time.h"
 #include "kernels/rk_kernels.h"
 
 #define STEPS_PER_CANCEL_CHECK 16 /* each check is a collective */
@@ -38,6 +39,7 @@ struct rk_rollout {
     void *sampled;                       /* device: result of the last step, as in struct step */
     struct step steps[2];                /* the step being read and the step in flight, alternating */
     const struct rk_engine_hooks *hooks; /* of the running call; NULL when there are none */
+    int64_t begun_ns;                    /* the call */
     bool is_pipelined;
 };
 
@@ -317,13 +319,20 @@ static struct rk_status *read_step(struct rk_rollout *rollout, const struct step
     const int32_t *tokens = (const int32_t *)(const void *)step->tokens;
     const float *log_probs = (const float *)(const void *)(tokens + step->num_rows);
     int32_t row = 0;
+    int64_t now_ns;
 
     RK_TRY(rk_event_sync(step->done));
+    now_ns = rk_time_now_ns();
     for (int32_t i = 0; i < step->plan.num_entries; i++) {
+        struct rk_rollout_result *result;
+
         if (!step->plan.entries[i].samples)
             continue;
         if (isnan(log_probs[row]))
             return RK_FAIL_REASON(RK_ABORTED, "NON_FINITE", "the model's logits are not finite");
+        result = rollout->batcher.sequences[step->plan.entries[i].slot].result;
+        if (result->num_tokens == 0)
+            result->first_token_ns = now_ns - rollout->begun_ns;
         rk_batcher_append(&rollout->batcher, &step->plan.entries[i], tokens[row], log_probs[row]);
         row++;
     }
@@ -352,6 +361,21 @@ static struct rk_status *advance(struct rk_rollout *rollout, struct step **pendi
     return read_step(rollout, step);
 }
 
+static void tell_load(const struct rk_rollout *rollout)
+{
+    const struct rk_batcher *batcher = &rollout->batcher;
+    const struct rk_engine_hooks *hooks = rollout->hooks;
+
+    if (hooks && hooks->on_rollout)
+        hooks->on_rollout(hooks->user,
+                          &(struct rk_rollout_load){
+                              .num_running = batcher->num_running,
+                              .num_waiting = batcher->num_requests - batcher->num_admitted,
+                              .num_used_blocks = rollout->pool.num_blocks - 1 - rollout->pool.num_free,
+                              .num_blocks = rollout->pool.num_blocks - 1,
+                          });
+}
+
 struct rk_status *rk_rollout_generate(struct rk_rollout *rollout, const struct rk_rollout_request *requests,
                                       int64_t num_requests, struct rk_rollout_result *results,
                                       const struct rk_engine_hooks *hooks)
@@ -360,6 +384,7 @@ struct rk_status *rk_rollout_generate(struct rk_rollout *rollout, const struct r
     struct rk_stream *stream = rk_model_stream(rollout->model);
     struct step *pending = NULL;
     struct rk_status *st = NULL;
+    int64_t begun_ns = rk_time_now_ns();
 
     for (int64_t i = 0; i < num_requests; i++) {
         st = rk_rollout_check(rollout, &requests[i]);
@@ -369,6 +394,7 @@ struct rk_status *rk_rollout_generate(struct rk_rollout *rollout, const struct r
     RK_TRY(rk_decode_graphs_agree(&rollout->graphs));
     rk_batcher_begin(batcher, requests, num_requests, results);
     rollout->hooks = hooks;
+    rollout->begun_ns = begun_ns;
     for (int64_t i = 0; !rk_batcher_is_done(batcher); i++) {
         if (hooks && i % STEPS_PER_CANCEL_CHECK == 0)
             RK_TRY_GOTO(st, rk_model_check_cancel(rollout->model, hooks, RK_GROUP_TP), out);
@@ -376,11 +402,13 @@ struct rk_status *rk_rollout_generate(struct rk_rollout *rollout, const struct r
         if (hooks && hooks->on_progress)
             hooks->on_progress(hooks->user, "generate", (uint64_t)batcher->num_finished,
                                (uint64_t)num_requests);
+        tell_load(rollout);
     }
 out:
     if (st) /* no step in flight may write to memory of the next call */
         st = rk_status_first(st, rk_stream_sync(stream));
     rk_batcher_end(batcher);
+    tell_load(rollout);
     rollout->hooks = NULL;
     return st;
 }

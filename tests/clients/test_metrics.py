@@ -276,6 +276,8 @@ class Dashboard(unittest.TestCase):
 class Run(unittest.TestCase):
     """The figures of a training run, and that the dashboard and the page name metrics that are there."""
 
+    SAMPLES = 32  # for each of 4 prompts
+
     @classmethod
     def setUpClass(cls):
         with tempfile.TemporaryDirectory() as folder:
@@ -288,8 +290,9 @@ class Run(unittest.TestCase):
         run = subprocess.Popen(
             [RANKCTL, "run", os.path.join(SOURCES, "examples/digits/grpo.json"), "--hosts", f"{daemon.address},{other.address}",
              "--run-dir", os.path.join(folder, "run"), "data.train_batch_size=4",
-             "actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-             "trainer.total_training_steps=3", "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
+             f"actor_rollout_ref.rollout.n={cls.SAMPLES}", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+             "actor_rollout_ref.rollout.max_num_seqs=8",  # many decode steps, so that scrapes meet them
+             "trainer.total_training_steps=3", "trainer.save_freq=2", "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
              "actor_rollout_ref.rollout.tensor_model_parallel_size=2"],
             stdout=subprocess.DEVNULL)
         cls.during, cls.longest_s = [], 0
@@ -325,6 +328,41 @@ class Run(unittest.TestCase):
         self.assertTrue(any(value(families, "rankd_state", state="BUSY") for families in busy))
         self.assertTrue(all(value(families, "rankd_queue_calls") >= 1 for families in busy))
         self.assertLess(self.longest_s, TIMEOUT_S / 10)
+
+    def test_tokens_and_first_tokens_are_counted(self):
+        """Three steps; a response has at most 8 tokens."""
+        count = 3 * 4 * self.SAMPLES
+        sampled = value(self.families, "rankd_method_tokens", "rankd_method_tokens_total", role="rollout",
+                        method="generate_sequences")
+        self.assertTrue(count <= sampled <= count * 8, sampled)
+        self.assertGreater(value(self.families, "rankd_method_tokens", "rankd_method_tokens_total", role="actor",
+                                 method="update_actor"), sampled)
+        prompt = value(self.families, "rankd_rollout_prompt_tokens", "rankd_rollout_prompt_tokens_total")
+        self.assertTrue(count <= prompt <= count * 8, prompt)
+        first = "rankd_rollout_time_to_first_token_seconds"
+        self.assertEqual(value(self.families, first, first + "_count"), count)
+        total = value(self.families, first, first + "_sum")
+        self.assertTrue(0 < total < count * value(self.families, "rankd_uptime_seconds"), total)
+        for name in ("rankd_rollout_running_sequences", "rankd_rollout_waiting_sequences", "rankd_kv_cache_usage_ratio"):
+            self.assertEqual(value(self.families, name), 0)
+        self.assertEqual(value(self.families, "rankd_watchdog_trips", "rankd_watchdog_trips_total"), 0)
+
+    def test_the_kv_cache_is_in_use_while_sequences_run(self):
+        """What was seen during the run: a used cache goes with running sequences, and is never more than full."""
+        seen = [(value(families, "rankd_rollout_running_sequences"), value(families, "rankd_kv_cache_usage_ratio"))
+                for families in self.during if "rankd_kv_cache_usage_ratio" in families]
+        self.assertTrue(any(running > 0 for running, _ in seen))
+        for running, used in seen:
+            self.assertEqual(running > 0, used > 0)
+            self.assertLessEqual(used, 1)
+
+    def test_checkpoints_are_counted(self):
+        """Saves at steps 2 and 3, the last."""
+        duration = "rankd_checkpoint_duration_seconds"
+        self.assertEqual(value(self.families, duration, duration + "_count"), 2)
+        self.assertGreater(value(self.families, "rankd_checkpoint_written_bytes",
+                                 "rankd_checkpoint_written_bytes_total"), 1000)
+        self.assertLess(abs(value(self.families, "rankd_checkpoint_last_success_timestamp_seconds") - time.time()), 600)
 
     def test_memory_is_told_by_kind(self):
         for kind in ("parameters", "gradients", "optimizer"):

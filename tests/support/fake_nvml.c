@@ -1,6 +1,6 @@
 /* A library in the place of NVML, for the tests of GPU figures on machines without a GPU. It knows these
- * GPUs: "GPU-whole", "GPU-partial", which does not tell its power and clocks, and "GPU-slow", whose driver
- * takes long. */
+ * GPUs: "GPU-whole", "GPU-partial", which does not tell its power, clocks and errors, and "GPU-slow", whose
+ * driver takes long. "GPU-whole" has had the Xid 79 twice and each of 1 to 20 once. */
 #include <string.h>
 
 #include "base/rk_compiler.h"
@@ -17,7 +17,14 @@ struct memory {
     unsigned long long total, free, used;
 };
 
-static char whole, partial, slow;
+struct event {
+    void *device;
+    unsigned long long kind, data;
+    unsigned gpu_instance, compute_instance;
+};
+
+static char whole, partial, slow, set;
+static int num_waits;
 
 RK_BEGIN_DECLS
 #define EXPORT __attribute__((visibility("default")))
@@ -32,6 +39,10 @@ EXPORT int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts);
 EXPORT int nvmlDeviceGetClockInfo(void *device, int type, unsigned *mhz);
 EXPORT int nvmlDeviceGetTotalEccErrors(void *device, int kind, int counter, unsigned long long *count);
 EXPORT int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons);
+EXPORT int nvmlEventSetCreate(void **out);
+EXPORT int nvmlDeviceRegisterEvents(void *device, unsigned long long kinds, void *events);
+EXPORT int nvmlEventSetWait_v2(void *events, struct event *out, unsigned timeout_ms);
+EXPORT int nvmlEventSetFree(void *events);
 RK_END_DECLS
 
 int nvmlInit_v2(void)
@@ -99,6 +110,34 @@ int nvmlDeviceGetTotalEccErrors(void *device, int kind, int counter, unsigned lo
     (void)device;
     *count = 2;
     return kind == 1 && counter == 0 ? 0 : NOT_SUPPORTED;
+}
+
+int nvmlEventSetCreate(void **out)
+{
+    *out = &set;
+    num_waits = 0;
+    return 0;
+}
+
+int nvmlDeviceRegisterEvents(void *device, unsigned long long kinds, void *events)
+{
+    return device == &partial || kinds != 8 || events != &set ? NOT_SUPPORTED : 0;
+}
+
+int nvmlEventSetWait_v2(void *events, struct event *out, unsigned timeout_ms)
+{
+    static const int timeout = 10;
+
+    if (events != &set || timeout_ms != 0 || num_waits >= 22)
+        return timeout;
+    *out = (struct event){.device = &whole, .kind = 8, .data = num_waits < 2 ? 79 : (unsigned)num_waits - 1};
+    num_waits++;
+    return 0;
+}
+
+int nvmlEventSetFree(void *events)
+{
+    return events == &set ? 0 : NOT_SUPPORTED;
 }
 
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons)

@@ -34,5 +34,9 @@ struct rk_status *rk_checkpoint_put_report(struct rk_method_call *call,
     rk_batch_set_meta(batch, "bytes", rk_json_new_int((int64_t)report->bytes));
     rk_batch_set_meta(batch, "copy_seconds", rk_json_new_real(report->copy_seconds));
     rk_batch_set_meta(batch, "seconds", rk_json_new_real(report->seconds));
+    if (report->state == RK_CHECKPOINT_DONE) {
+        call->job->checkpoint_bytes = report->bytes;
+        call->job->checkpoint_seconds = report->seconds;
+    }
     return NULL;
 }

@@ -9,6 +9,8 @@
 
 #include <string.h>
 
+#include "base/rk_alloc.h"
+
 #include "worker/methods/generation_internal.h"
 
 /* Columns of the result. */
@@ -73,6 +75,19 @@ static void fill_row(const struct output *out, const struct rk_generation *g, in
     memcpy(out->log_probs + row * r_columns, result->log_probs, (size_t)result->num_tokens * sizeof(float));
 }
 
+static void count_tokens(const struct rk_generation *g)
+{
+    struct rk_job *job = g->call->job;
+
+    job->first_token_seconds = rk_calloc((size_t)g->num_rows, sizeof(*job->first_token_seconds));
+    job->num_first_tokens = g->num_rows;
+    for (int64_t row = 0; row < g->num_rows; row++) {
+        job->num_tokens += (uint64_t)g->results[row].num_tokens;
+        job->num_prompt_tokens += (uint64_t)g->requests[row].prompt_len;
+        job->first_token_seconds[row] = (double)g->results[row].first_token_ns / 1e9;
+    }
+}
+
 struct rk_status *rk_m_generate_sequences(struct rk_method_call *call)
 {
     struct rk_generation g = {.call = call};
@@ -83,8 +98,7 @@ struct rk_status *rk_m_generate_sequences(struct rk_method_call *call)
         st = add_columns(&out, &g);
     RK_TRY(rk_method_call_begin(call, st));
     RK_TRY(rk_rollout_generate(call->role->rollout, g.requests, g.num_rows, g.results, &call->hooks));
-    for (int64_t row = 0; row < g.num_rows; row++)
-        call->job->num_tokens += (uint64_t)g.results[row].num_tokens;
+    count_tokens(&g);
     for (int64_t row = 0; call->job->collect && row < g.num_rows; row++)
         fill_row(&out, &g, row);
     rk_method_call_add_memory_metrics(call);

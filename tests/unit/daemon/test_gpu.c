@@ -43,6 +43,14 @@ static void test_rk_gpu_figures_have_base_units(void **state)
     assert_int_equal(sample.ecc_uncorrected, 2);
     assert_false(sample.is_throttled_power);
     assert_true(sample.is_throttled_thermal);
+    assert_true(sample.has_xids);
+    assert_int_equal(sample.num_xids, RK_GPU_XIDS + 1);
+    assert_int_equal(sample.xids[0].xid, 79);
+    assert_int_equal(sample.xids[0].count, 2);
+    assert_int_equal(sample.xids[1].xid, 1);
+    assert_int_equal(sample.xids[1].count, 1);
+    assert_int_equal(sample.xids[RK_GPU_XIDS].xid, 0); /* the rest of 1 to 20 */
+    assert_int_equal(sample.xids[RK_GPU_XIDS].count, 5);
     rk_gpu_destroy(gpu);
 }
 
@@ -57,6 +65,8 @@ static void test_rk_gpu_what_is_not_told_is_left_out(void **state)
     assert_false(sample.has_power);
     assert_false(sample.has_clocks);
     assert_true(sample.has_temperature);
+    assert_false(sample.has_xids);
+    assert_int_equal(sample.num_xids, 0);
     rk_gpu_destroy(gpu);
 }
 

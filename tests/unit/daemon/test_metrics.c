@@ -90,6 +90,40 @@ static void test_count_job_keeps_the_last_metrics(void **state)
     assert_string_equal(metrics->failures[0].reason, "PEER_LOST");
 }
 
+/* Goal: tokens, first tokens and checkpoints of calls that succeeded add up; those that failed count nothing.
+ */
+static void test_count_job_tokens_and_checkpoints(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        struct rk_job *job = new_job("rollout", RK_METHOD_GENERATE_SEQUENCES);
+
+        job->num_tokens = 100;
+        job->num_prompt_tokens = 7;
+        job->num_first_tokens = 2;
+        job->first_token_seconds = rk_calloc(2, sizeof(double));
+        job->first_token_seconds[0] = 0.02;
+        job->first_token_seconds[1] = 5.0;
+        if (i == 2)
+            job->status = RK_FAIL(RK_ABORTED, "lost");
+        end_job(job);
+    }
+    assert_int_equal(metrics->methods[0].num_tokens, 200);
+    assert_int_equal(metrics->num_prompt_tokens, 14);
+    assert_int_equal(metrics->first_token.count, 4);
+    assert_true(metrics->first_token.sum > 10.0 && metrics->first_token.sum < 10.1);
+    for (int i = 0; i < 2; i++) {
+        struct rk_job *job = new_job("actor", RK_METHOD_SAVE_CHECKPOINT);
+
+        job->checkpoint_bytes = i == 0 ? 1000 : 0; /* the second one goes on beside training */
+        job->checkpoint_seconds = 2.5;
+        end_job(job);
+    }
+    assert_int_equal(metrics->checkpoint_bytes, 1000);
+    assert_int_equal(metrics->checkpoint_duration.count, 1);
+    assert_true(metrics->checkpoint_unix_ns > 0);
+}
+
 /* Goal: more roles, reasons and metrics than there is room for end in the series "other", or are left out. */
 static void test_count_job_series_are_bounded(void **state)
 {
@@ -130,6 +164,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_count_call_by_code_and_time, setup, teardown),
         cmocka_unit_test_setup_teardown(test_count_job_keeps_the_last_metrics, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_count_job_tokens_and_checkpoints, setup, teardown),
         cmocka_unit_test_setup_teardown(test_count_job_series_are_bounded, setup, teardown),
     };
 
