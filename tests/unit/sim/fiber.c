@@ -186,7 +186,9 @@ void sim_fiber_wake(struct sim_fiber *fiber)
     if (fiber->sleep == 0 || fiber->is_woken)
         return;
     fiber->is_woken = true;
-    sim_at(fiber->process, sim_random(50000), resume, fiber, fiber->sleep); /* as the kernel sees fit */
+    /* As the kernel sees fit. */
+    sim_at(fiber->process, sim_weather(0.001) ? sim_between_ns(1, 1500) : sim_random(50000), resume, fiber,
+           fiber->sleep);
 }
 
 struct sim_process *sim_here(void)

@@ -315,6 +315,20 @@ void sim_host_crash(struct sim_host *host)
     rk_server_begin_shutdown(host->daemon.server);
 }
 
+void sim_hosts_check_free_of(const char *driver_id)
+{
+    for (int32_t rank = 0; rank < SIM_RANKS; rank++) {
+        const struct rk_daemon *daemon = sim->hosts[rank] ? &sim->hosts[rank]->daemon : NULL;
+
+        if (!daemon || strcmp(daemon->lease.driver_id, driver_id) != 0)
+            continue;
+        if (rk_lease_is_live(&daemon->lease, rk_time_boot_ms()))
+            sim_fail("rank %d still has the lease of %s, which was closed", rank, driver_id);
+        if (daemon->pending || daemon->inflight_bytes > 0 || rk_operations_num_current(daemon) > 0)
+            sim_fail("rank %d still has a call of %s, which was closed", rank, driver_id);
+    }
+}
+
 void sim_hosts_free(void)
 {
     struct sim_host *next;

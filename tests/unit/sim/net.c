@@ -10,7 +10,7 @@
 /* Of a packet: mostly a millisecond, sometimes seconds. */
 static int64_t delay_ns(void)
 {
-    if (sim_chance(0.004))
+    if (sim_weather(0.004))
         return sim_between_ns(50, 6000);
     return sim_between_ns(0, 2) + 1000;
 }
@@ -139,7 +139,7 @@ void sim_net_post(struct sim_stream *stream, sim_side_t to, const struct sim_pac
         return;
     }
     send(stream, to, packet, 0);
-    if (sim_chance(0.003))
+    if (sim_weather(0.003))
         sim_net_cut(conn, notice_ns(), notice_ns());
 }
 

@@ -92,6 +92,7 @@ struct sim {
     int64_t num_events, capacity;
     struct rk_arena *arena; /* of what lives as long as the seed */
     bool has_faults;        /* until the last program comes */
+    double roughness;       /* of the weather: 1 is the usual one */
     bool is_ending;
 
     struct sim_process *acting; /* whose event runs */
@@ -127,6 +128,8 @@ void sim_at(struct sim_process *process, int64_t delay_ns, void (*run)(void *use
             uint64_t arg);
 void sim_fail(const char *fmt, ...) RK_PRINTF(1, 2);
 bool sim_chance(double probability); /* false once the faults are over */
+/* The same for what happens to packets and threads, more or less often by the seed. */
+bool sim_weather(double probability);
 int64_t sim_between_ns(int64_t from_ms, int64_t to_ms);
 uint32_t sim_random(uint32_t count); /* below count */
 /* Lives as long as the seed; zeroed. */
@@ -155,6 +158,8 @@ void sim_host_start(int32_t rank);
 void sim_host_crash(struct sim_host *host);
 struct sim_process *sim_host_process(struct sim_host *host);
 struct grpc_server *sim_host_server(struct sim_host *host);
+/* That no daemon keeps anything of this driver, which has been closed. */
+void sim_hosts_check_free_of(const char *driver_id);
 void sim_hosts_free(void);
 
 /* --- trainer.c --- */

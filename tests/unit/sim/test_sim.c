@@ -19,7 +19,7 @@
 #include "tests/unit/sim/sim.h"
 
 #define NUM_SEEDS    200
-#define DEFECT_SEEDS 300 /* in which each defect must show */
+#define DEFECT_SEEDS 600 /* in which each defect must show */
 
 void __real_grpc_init(void);
 void __real_grpc_shutdown_blocking(void);

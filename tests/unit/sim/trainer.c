@@ -29,6 +29,7 @@ struct sim_trainer {
     char id[16];
     const char *identity;
     bool takeover, is_last, is_over;
+    bool has_claimed; /* since it was opened */
     stage_t stage;
     int32_t step; /* that was made last */
     int64_t begun_ns;
@@ -335,6 +336,21 @@ static struct rk_status *configure(struct sim_trainer *trainer)
     return rk_driver_configure(trainer->driver, meshes, RK_ARRAY_LEN(meshes));
 }
 
+/* A driver that has lost its lease, or a daemon, gets it again at once. */
+static struct rk_status *claim(struct sim_trainer *trainer)
+{
+    struct rk_status *st = rk_driver_claim(trainer->driver);
+    char holder[32];
+
+    sim->num_claims++;
+    snprintf(holder, sizeof(holder), "\"%s\"", trainer->id);
+    if (trainer->has_claimed && strcmp(rk_status_reason(st), "LEASE_HELD") == 0 &&
+        strstr(rk_status_message(st), holder))
+        sim_fail("%s was refused its own lease: %s", trainer->id, rk_status_message(st));
+    trainer->has_claimed = trainer->has_claimed || !st;
+    return st;
+}
+
 /* One stage further, or one step. */
 static struct rk_status *advance(struct sim_trainer *trainer)
 {
@@ -342,8 +358,7 @@ static struct rk_status *advance(struct sim_trainer *trainer)
     case CLOSED:
         return open_group(trainer);
     case OPENED:
-        sim->num_claims++;
-        return rk_driver_claim(trainer->driver);
+        return claim(trainer);
     case CLAIMED:
         return configure(trainer);
     case CONFIGURED:
@@ -359,6 +374,7 @@ static void close_group(struct sim_trainer *trainer)
     struct rk_driver *driver = trainer->driver;
 
     trainer->driver = NULL; /* nobody interrupts it any more */
+    trainer->has_claimed = false;
     rk_driver_close(driver);
     trainer->stage = CLOSED;
 }
@@ -416,6 +432,8 @@ static void *run(void *user)
     if (trainer->driver)
         close_group(trainer);
     trainer->is_over = true;
+    if (trainer->is_last && !sim->is_ending)
+        sim_hosts_check_free_of(trainer->id);
     sim->is_complete = sim->is_complete || (trainer->is_last && sim->latest_step >= last_step(trainer));
     return NULL;
 }

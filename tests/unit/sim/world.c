@@ -36,6 +36,11 @@ bool sim_chance(double probability)
     return sim->has_faults && rk_rng_next_uniform(&sim->rng) < probability;
 }
 
+bool sim_weather(double probability)
+{
+    return sim_chance(probability * sim->roughness);
+}
+
 int64_t sim_between_ns(int64_t from_ms, int64_t to_ms)
 {
     return SIM_MS(from_ms) + (int64_t)(rk_rng_next_uniform(&sim->rng) * (double)SIM_MS(to_ms - from_ms));
@@ -235,6 +240,9 @@ static void plan_trainer(struct sim_trainer *trainer, const char *identity)
 
 static void plan_world(void)
 {
+    static const double roughness[] = {0, 0.3, 1, 1, 4, 12};
+
+    sim->roughness = roughness[sim_random(RK_ARRAY_LEN(roughness))];
     sim->latest_step = 0;
     for (int role = 0; role < SIM_ROLE_COUNT; role++) {
         sim->saved[0][role] = sim_state_after((sim_role_t)role, 0);
