@@ -36,8 +36,9 @@ static void (*sink_fn)(rk_log_level_t level, const char *line, void *user);
 static void *sink_user;
 static rk_log_tap_t tap_fn;
 static void *tap_user;
-/* A sink that logs would wait for the lock that its own caller holds. */
-static _Thread_local bool in_sink;
+/* A sink that logs would wait for the lock that its own caller holds. Aligned like the data section:
+ * mold 1.10 may put an unaligned .tbss on a page of its own, and the program then does not start. */
+static _Thread_local _Alignas(8) bool in_sink;
 
 void rk_log_set_level(rk_log_level_t level)
 {
