@@ -165,8 +165,11 @@ bool rk_utf8_is_valid(const char *data, size_t bytes)
     size_t step;
 
     for (size_t at = 0; at < bytes && is_valid; at += step) {
-        step = rk_utf8_part(data + at, bytes - at, &is_valid);
-        is_valid = is_valid && data[at] != '\0';
+        step = 1;
+        if (data[at] == '\0')
+            return false;
+        if ((unsigned char)data[at] >= 0x80)
+            step = rk_utf8_part(data + at, bytes - at, &is_valid);
     }
     return is_valid;
 }

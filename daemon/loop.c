@@ -19,6 +19,8 @@ struct rk_loop {
     uv_timer_t tick;
     uv_signal_t signals[RK_ARRAY_LEN(signal_numbers)];
     struct rk_loop_handlers handlers;
+    pthread_mutex_t turn; /* its holder acts for L; taken before `lock` */
+    bool is_stopping;     /* with the turn */
     pthread_mutex_t lock; /* guards the list; nothing is called while it is held */
     struct rk_loop_event *first;
     struct rk_loop_event **last; /* link for the next event */
@@ -29,17 +31,38 @@ static struct rk_status *uv_status(int rc, const char *text)
     return rc == 0 ? NULL : RK_FAIL(RK_INTERNAL, "%s: %s", text, uv_strerror(rc));
 }
 
-void rk_loop_post(struct rk_loop *loop, struct rk_loop_event *event)
+static void append(struct rk_loop *loop, struct rk_loop_event *event)
 {
-    int rc;
-
     event->next = NULL;
     pthread_mutex_lock(&loop->lock);
     *loop->last = event;
     loop->last = &event->next;
     pthread_mutex_unlock(&loop->lock);
-    rc = uv_async_send(&loop->wake);
+}
+
+static void wake(struct rk_loop *loop)
+{
+    int rc = uv_async_send(&loop->wake);
+
     RK_ASSERT(rc == 0);
+}
+
+void rk_loop_post(struct rk_loop *loop, struct rk_loop_event *event)
+{
+    append(loop, event);
+    wake(loop);
+}
+
+/* The present holder of the turn may have looked at the list already, so the loop's own thread is woken. */
+void rk_loop_run_here(struct rk_loop *loop, struct rk_loop_event *event)
+{
+    append(loop, event);
+    if (pthread_mutex_trylock(&loop->turn) != 0) {
+        wake(loop);
+        return;
+    }
+    rk_loop_drain(loop);
+    pthread_mutex_unlock(&loop->turn);
 }
 
 /* Sends coalesce, so one wake-up stands for any number of events. */
@@ -62,23 +85,43 @@ void rk_loop_drain(struct rk_loop *loop)
     }
 }
 
+static void take_turn(struct rk_loop *loop)
+{
+    pthread_mutex_lock(&loop->turn);
+}
+
+static void end_turn(struct rk_loop *loop)
+{
+    if (loop->is_stopping)
+        uv_stop(&loop->uv);
+    pthread_mutex_unlock(&loop->turn);
+}
+
 static void on_wake(uv_async_t *handle)
 {
-    rk_loop_drain(handle->data);
+    struct rk_loop *loop = handle->data;
+
+    take_turn(loop);
+    rk_loop_drain(loop);
+    end_turn(loop);
 }
 
 static void on_tick(uv_timer_t *handle)
 {
     struct rk_loop *loop = handle->data;
 
+    take_turn(loop);
     loop->handlers.on_tick(loop->handlers.user);
+    end_turn(loop);
 }
 
 static void on_signal(uv_signal_t *handle, int signum)
 {
     struct rk_loop *loop = handle->data;
 
+    take_turn(loop);
     loop->handlers.on_signal(loop->handlers.user, signum);
+    end_turn(loop);
 }
 
 static struct rk_status *start_handles(struct rk_loop *loop)
@@ -105,8 +148,11 @@ struct rk_status *rk_loop_create(struct rk_loop **out, const struct rk_loop_hand
     loop->handlers = *handlers;
     loop->last = &loop->first;
     pthread_mutex_init(&loop->lock, NULL);
+    pthread_mutex_init(&loop->turn, NULL);
+    take_turn(loop);
     st = RK_UV(uv_loop_init(&loop->uv));
     if (st) {
+        pthread_mutex_unlock(&loop->turn);
         rk_free(loop);
         return st;
     }
@@ -137,16 +183,21 @@ void rk_loop_destroy(struct rk_loop *loop)
     uv_run(&loop->uv, UV_RUN_DEFAULT);
     rc = uv_loop_close(&loop->uv);
     RK_ASSERT(rc == 0);
+    pthread_mutex_unlock(&loop->turn);
+    pthread_mutex_destroy(&loop->turn);
     pthread_mutex_destroy(&loop->lock);
     rk_free(loop);
 }
 
 void rk_loop_run(struct rk_loop *loop)
 {
+    pthread_mutex_unlock(&loop->turn);
     uv_run(&loop->uv, UV_RUN_DEFAULT);
+    take_turn(loop);
 }
 
 void rk_loop_stop(struct rk_loop *loop)
 {
-    uv_stop(&loop->uv);
+    loop->is_stopping = true;
+    wake(loop);
 }

@@ -56,7 +56,7 @@ static bool consume(struct rk_call *call, struct grpc_byte_buffer *message)
     received = atomic_fetch_add_explicit(&upload->received_bytes, frame.data_bytes, memory_order_relaxed) +
                frame.data_bytes;
     if (received == upload->total_bytes)
-        rk_loop_post(rk_call_daemon(call)->loop, &upload->complete_event);
+        rk_loop_run_here(rk_call_daemon(call)->loop, &upload->complete_event);
     return true;
 }
 

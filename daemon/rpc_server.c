@@ -84,7 +84,7 @@ static void on_batch_queue(struct rk_server_tag *tag, bool ok)
         RK_ASSERT(error == GRPC_CALL_OK);
         return;
     }
-    rk_loop_post(call->server->config.loop, &tag->event);
+    rk_loop_run_here(call->server->config.loop, &tag->event);
 }
 
 static void on_arrive_queue(struct rk_server_tag *tag, bool ok)
@@ -102,7 +102,7 @@ static void on_arrive_queue(struct rk_server_tag *tag, bool ok)
     call->num_batches = 1;
     error = grpc_call_start_batch(call->core, &close, 1, &call->ops[RK_CALL_CLOSE].tag, NULL);
     RK_ASSERT(error == GRPC_CALL_OK);
-    rk_loop_post(call->server->config.loop, &tag->event);
+    rk_loop_run_here(call->server->config.loop, &tag->event);
 }
 
 static struct rk_call *call_create(struct rk_server *server, const struct rk_rpc *rpc)
@@ -240,7 +240,7 @@ static void on_shutdown_queue(struct rk_server_tag *tag, bool ok)
     struct rk_server *server = RK_CONTAINER_OF(tag, struct rk_server, shutdown_tag);
 
     RK_ASSERT(ok);
-    rk_loop_post(server->config.loop, &tag->event);
+    rk_loop_run_here(server->config.loop, &tag->event);
 }
 
 /* gRPC requires the shutdown of a created server before its destruction, even if it never ran. */

@@ -24,10 +24,17 @@ bool rk_field_is_repeated(const struct rk_field *field)
     return field->kind >= RK_FIELD_U32S;
 }
 
-const struct rk_field *rk_record_find_field(const struct rk_record *record, const char *name)
+/* A table has the fields in the order of the .proto file, as a rule, and protobuf-c has them by number: so
+ * what is sought mostly stands at the same place. */
+const struct rk_field *rk_record_find_row(const struct rk_record *record,
+                                          const ProtobufCFieldDescriptor *field)
 {
+    size_t place = (size_t)(field - record->descriptor->fields);
+
+    if (place < record->num_fields && strcmp(record->fields[place].name, field->name) == 0)
+        return &record->fields[place];
     for (size_t i = 0; i < record->num_fields; i++) {
-        if (strcmp(record->fields[i].name, name) == 0)
+        if (strcmp(record->fields[i].name, field->name) == 0)
             return &record->fields[i];
     }
     return NULL;
@@ -36,9 +43,11 @@ const struct rk_field *rk_record_find_field(const struct rk_record *record, cons
 static const ProtobufCFieldDescriptor *descriptor_of(const struct rk_record *record,
                                                      const struct rk_field *row)
 {
-    const ProtobufCFieldDescriptor *field =
-        protobuf_c_message_descriptor_get_field_by_name(record->descriptor, row->name);
+    size_t place = (size_t)(row - record->fields);
+    const ProtobufCFieldDescriptor *field = &record->descriptor->fields[place];
 
+    if (place >= record->descriptor->n_fields || strcmp(field->name, row->name) != 0)
+        field = protobuf_c_message_descriptor_get_field_by_name(record->descriptor, row->name);
     RK_ASSERT(field != NULL);
     RK_ASSERT((field->label == PROTOBUF_C_LABEL_REPEATED) == rk_field_is_repeated(row));
     return field;
@@ -190,22 +199,15 @@ static ProtobufCMessage *build(const struct rk_record *record, const void *value
     return message;
 }
 
-struct sink {
-    ProtobufCBuffer base;
-    struct rk_str *out;
-};
-
-static void append_to_sink(ProtobufCBuffer *base, size_t bytes, const uint8_t *data)
-{
-    rk_str_append_bytes(((struct sink *)base)->out, (const char *)data, bytes);
-}
-
 void rk_record_pack(struct rk_str *out, const struct rk_record *record, const void *value)
 {
     struct rk_arena *scratch = rk_arena_create(SCRATCH_BLOCK_BYTES, 0);
-    struct sink sink = {.base.append = append_to_sink, .out = out};
+    const ProtobufCMessage *message = build(record, value, scratch);
+    size_t bytes = protobuf_c_message_get_packed_size(message);
+    uint8_t *packed = rk_arena_alloc(scratch, bytes);
 
-    protobuf_c_message_pack_to_buffer(build(record, value, scratch), &sink.base);
+    RK_ASSERT(packed != NULL || bytes == 0);
+    rk_str_append_bytes(out, (const char *)packed, protobuf_c_message_pack(message, packed));
     rk_arena_destroy(scratch);
 }
 

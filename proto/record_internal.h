@@ -112,7 +112,8 @@ struct rk_status *rk_record_unpack(void *value, const struct rk_record *record, 
                                    const void *data, size_t bytes) RK_NODISCARD;
 
 /* The row of a field, NULL when the table has none. */
-const struct rk_field *rk_record_find_field(const struct rk_record *record, const char *name);
+const struct rk_field *rk_record_find_row(const struct rk_record *record,
+                                          const ProtobufCFieldDescriptor *field);
 bool rk_field_is_repeated(const struct rk_field *field);
 
 /* messages_batch.c */

@@ -267,7 +267,7 @@ static struct rk_status *check_message(struct walk *walk, struct level *level, s
             return truncated(level);
         walk->num_fields++;
         level->field = protobuf_c_message_descriptor_get_field(record->descriptor, (unsigned)(key >> 3));
-        level->row = level->field ? rk_record_find_field(record, level->field->name) : NULL;
+        level->row = level->field ? rk_record_find_row(record, level->field) : NULL;
         if (!level->row) {
             RK_TRY(count_surplus(walk, level));
             continue;

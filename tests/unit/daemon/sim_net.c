@@ -292,7 +292,7 @@ void rk_call_answer(struct rk_call *call, struct rk_status *st, const struct rk_
     rk_status_free(st);
 }
 
-void rk_loop_post(struct rk_loop *loop, struct rk_loop_event *event)
+void rk_loop_run_here(struct rk_loop *loop, struct rk_loop_event *event)
 {
     (void)loop;
     event->run(event); /* of the last byte: the read that brought it is over but for its return */

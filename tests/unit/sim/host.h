@@ -22,6 +22,7 @@ struct sim_host {
     int32_t rank;
     struct grpc_server *server;
     bool has_stopped; /* the server has gone */
+    int num_posted;   /* events that wait for the loop */
     /* the engine */
     struct sim_job queue[SIM_QUEUE];
     int num_queued;
