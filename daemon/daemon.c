@@ -10,6 +10,7 @@
 #include "daemon/deadline_internal.h"
 #include "daemon/feed_internal.h"
 #include "daemon/notify_internal.h"
+#include "dispatch/rk_batch.h"
 
 /* Cleans up after the loop (stop.c, 6), or after a start that failed with `st`. The deadline stays set until
  * the process has ended: libraries are unloaded after main. */
@@ -40,6 +41,8 @@ static void fini(struct rk_daemon *daemon, const struct rk_status *st)
     rk_settings_fini(&daemon->settings);
     rk_free(daemon->last_error);
     rk_free(daemon->config_text);
+    rk_batch_keep_memory(0);
+    (void)rk_batch_trim_memory(0);
     rk_log_set_tap(NULL, NULL);
     rk_feed_destroy(daemon->feed);
     rk_free(daemon);

@@ -16,6 +16,9 @@
 #include "daemon/notify_internal.h"
 #include "daemon/operation_internal.h"
 #include "daemon/tls_internal.h"
+#include "dispatch/rk_batch.h"
+
+#define KEPT_MEMORY_BYTES (512LL << 20) /* of batches that are through, for the next */
 
 static struct rk_status *take_lock(struct rk_daemon *daemon, int i, const char *dir, const char *name)
 {
@@ -206,6 +209,7 @@ struct rk_status *rk_daemon_start(struct rk_daemon *daemon)
     daemon->requests.drop_result = rk_operation_drop_result;
     daemon->requests.destroy = rk_operation_destroy;
     daemon->watchdog_ms = rk_notify_watchdog_ms();
+    rk_batch_keep_memory((size_t)RK_MIN(KEPT_MEMORY_BYTES, daemon->settings.max_inflight_bytes));
     RK_TRY(rk_loop_create(&daemon->loop, &handlers));
     rk_watch_init(&daemon->watch, daemon->feed, daemon->loop);
     RK_TRY(start_threads(daemon));

@@ -10,10 +10,13 @@
 #include "daemon/notify_internal.h"
 #include "daemon/operation_internal.h"
 #include "daemon/tls_internal.h"
+#include "dispatch/rk_batch.h"
 
 /* How long a daemon in state FAILED still answers, so that drivers get the reason; then it exits to be
  * restarted. */
 #define FAILED_EXIT_NS (30 * 1000000000LL)
+
+#define KEPT_MEMORY_MS 5000 /* memory of a batch that is through, for the next: steps follow each other */
 
 static void tick_lease(struct rk_daemon *daemon)
 {
@@ -61,6 +64,7 @@ void rk_daemon_on_tick(void *user)
         rk_server_tick(daemon->health_server);
     rk_drain_tick(daemon);
     tick_watchdog(daemon);
+    (void)rk_batch_trim_memory(KEPT_MEMORY_MS);
     rk_daemon_tls_warn(daemon->tls, &daemon->tls_warned_ns);
     if (daemon->state == RK_DAEMON_FAILED && daemon->stop.phase == RK_STOP_NONE &&
         rk_time_now_ns() - daemon->failed_ns > FAILED_EXIT_NS)

@@ -13,7 +13,9 @@
 
 struct rk_storage {
     atomic_int refs;
-    size_t bytes;
+    size_t capacity;
+    struct rk_storage *next; /* while it is kept for another column */
+    int64_t freed_ns;        /* likewise */
     _Alignas(16) unsigned char data[];
 };
 
@@ -44,8 +46,19 @@ struct rk_batch {
     struct rk_batch_meta *meta;
 };
 
+typedef enum rk_fill {
+    RK_FILL_ZERO,
+    RK_FILL_NONE /* whatever was there: for bytes that will all be written */
+} rk_fill_t;
+
+/* --- storage.c --- */
+struct rk_status *rk_storage_create(struct rk_storage **out, size_t bytes, rk_fill_t fill) RK_NODISCARD;
+void rk_storage_release(struct rk_storage *storage); /* NULL is a no-op */
+
 /* --- column.c --- */
-struct rk_status *rk_storage_create(struct rk_storage **out, size_t bytes) RK_NODISCARD;
+/* As rk_column_create_dense or, with num_cu_seqlens > 0, rk_column_create_packed, but the values are not
+ * written. */
+struct rk_status *rk_column_from_spec(struct rk_column **out, const struct rk_tensor_spec *spec) RK_NODISCARD;
 /* A column without values: info and storage (retained) are set, the caller fills the rest. */
 struct rk_column *rk_column_new(const struct rk_column_info *info, struct rk_storage *storage);
 /* Bytes of one row of a DENSE column, of one value of a PACKED one. */

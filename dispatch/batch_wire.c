@@ -97,14 +97,6 @@ struct rk_status *rk_batch_describe(struct rk_batch_spec *out, const struct rk_c
 
 /* --- description -> batch --- */
 
-static struct rk_status *column_from_spec(struct rk_column **out, const struct rk_tensor_spec *spec)
-{
-    if (spec->num_cu_seqlens)
-        return rk_column_create_packed(out, spec->dtype, spec->num_cu_seqlens - 1, spec->cu_seqlens,
-                                       spec->rank, spec->shape);
-    return rk_column_create_dense(out, spec->dtype, spec->rank, spec->shape);
-}
-
 static struct rk_status *put_distinct(struct rk_batch *batch, const char *name, struct rk_column *column)
 {
     if (rk_batch_find(batch, name)) {
@@ -118,7 +110,7 @@ static struct rk_status *add_tensors(struct rk_batch *batch, void **data, const 
 {
     for (int64_t i = 0; i < spec->num_tensors; i++) {
         struct rk_column *column;
-        struct rk_status *st = column_from_spec(&column, &spec->tensors[i]);
+        struct rk_status *st = rk_column_from_spec(&column, &spec->tensors[i]);
 
         if (!st)
             st = put_distinct(batch, spec->tensors[i].name, column);

@@ -8,27 +8,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-struct rk_status *rk_storage_create(struct rk_storage **out, size_t bytes)
-{
-    void *memory;
-    size_t total;
-
-    *out = NULL;
-    if (!rk_add_size(sizeof(struct rk_storage), bytes, &total))
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "column of %zu bytes", bytes);
-    RK_TRY(rk_try_alloc(&memory, total, "column"));
-    *out = memory;
-    atomic_init(&(*out)->refs, 1);
-    (*out)->bytes = bytes;
-    return NULL;
-}
-
-static void storage_release(struct rk_storage *storage)
-{
-    if (storage && atomic_fetch_sub(&storage->refs, 1) == 1)
-        rk_free(storage);
-}
-
 struct rk_column *rk_column_new(const struct rk_column_info *info, struct rk_storage *storage)
 {
     struct rk_column *column = rk_calloc(1, sizeof(*column));
@@ -50,7 +29,7 @@ void rk_column_release(struct rk_column *column)
 {
     if (!column || atomic_fetch_sub(&column->refs, 1) > 1)
         return;
-    storage_release(column->storage);
+    rk_storage_release(column->storage);
     rk_free(column->cu_seqlens);
     rk_free(column->texts);
     rk_free(column);
@@ -77,21 +56,22 @@ static struct rk_status *size_of_values(size_t *out, rk_dtype_t dtype, int32_t r
     return NULL;
 }
 
-static struct rk_status *create_values(struct rk_column **out, const struct rk_column_info *info)
+static struct rk_status *create_values(struct rk_column **out, const struct rk_column_info *info,
+                                       rk_fill_t fill)
 {
     struct rk_storage *storage;
     size_t bytes;
 
     RK_TRY(size_of_values(&bytes, info->dtype, info->rank, info->shape));
-    RK_TRY(rk_storage_create(&storage, bytes));
+    RK_TRY(rk_storage_create(&storage, bytes, fill));
     *out = rk_column_new(info, storage);
     (*out)->bytes = bytes;
-    storage_release(storage);
+    rk_storage_release(storage);
     return NULL;
 }
 
-struct rk_status *rk_column_create_dense(struct rk_column **out, rk_dtype_t dtype, int32_t rank,
-                                         const int64_t *shape)
+static struct rk_status *create_dense(struct rk_column **out, rk_dtype_t dtype, int32_t rank,
+                                      const int64_t *shape, rk_fill_t fill)
 {
     struct rk_column_info info = {.kind = RK_COLUMN_DENSE, .dtype = dtype, .rank = rank};
 
@@ -99,7 +79,13 @@ struct rk_status *rk_column_create_dense(struct rk_column **out, rk_dtype_t dtyp
     for (int32_t i = 0; i < RK_MIN(rank, RK_COLUMN_MAX_RANK); i++)
         info.shape[i] = shape[i];
     info.num_rows = info.shape[0];
-    return create_values(out, &info);
+    return create_values(out, &info, fill);
+}
+
+struct rk_status *rk_column_create_dense(struct rk_column **out, rk_dtype_t dtype, int32_t rank,
+                                         const int64_t *shape)
+{
+    return create_dense(out, dtype, rank, shape, RK_FILL_ZERO);
 }
 
 static struct rk_status *check_cu_seqlens(int64_t num_rows, const int64_t *cu_seqlens)
@@ -117,8 +103,9 @@ static struct rk_status *check_cu_seqlens(int64_t num_rows, const int64_t *cu_se
     return NULL;
 }
 
-struct rk_status *rk_column_create_packed(struct rk_column **out, rk_dtype_t dtype, int64_t num_rows,
-                                          const int64_t *cu_seqlens, int32_t rank, const int64_t *shape)
+static struct rk_status *create_packed(struct rk_column **out, rk_dtype_t dtype, int64_t num_rows,
+                                       const int64_t *cu_seqlens, int32_t rank, const int64_t *shape,
+                                       rk_fill_t fill)
 {
     struct rk_column_info info = {
         .kind = RK_COLUMN_PACKED, .num_rows = num_rows, .dtype = dtype, .rank = rank};
@@ -133,7 +120,7 @@ struct rk_status *rk_column_create_packed(struct rk_column **out, rk_dtype_t dty
     if (rank >= 1 && shape[0] != cu_seqlens[num_rows])
         return RK_FAIL(RK_INVALID_ARGUMENT, "%" PRId64 " values, but cu_seqlens ends with %" PRId64, shape[0],
                        cu_seqlens[num_rows]);
-    RK_TRY_GOTO(st, create_values(&column, &info), out);
+    RK_TRY_GOTO(st, create_values(&column, &info, fill), out);
     RK_TRY_GOTO(st, rk_try_alloc(&copy, ((size_t)num_rows + 1) * sizeof(int64_t), "cu_seqlens"), out);
     memcpy(copy, cu_seqlens, ((size_t)num_rows + 1) * sizeof(int64_t));
     column->cu_seqlens = copy;
@@ -142,6 +129,20 @@ struct rk_status *rk_column_create_packed(struct rk_column **out, rk_dtype_t dty
 out:
     rk_column_release(column);
     return st;
+}
+
+struct rk_status *rk_column_create_packed(struct rk_column **out, rk_dtype_t dtype, int64_t num_rows,
+                                          const int64_t *cu_seqlens, int32_t rank, const int64_t *shape)
+{
+    return create_packed(out, dtype, num_rows, cu_seqlens, rank, shape, RK_FILL_ZERO);
+}
+
+struct rk_status *rk_column_from_spec(struct rk_column **out, const struct rk_tensor_spec *spec)
+{
+    if (spec->num_cu_seqlens)
+        return create_packed(out, spec->dtype, spec->num_cu_seqlens - 1, spec->cu_seqlens, spec->rank,
+                             spec->shape, RK_FILL_NONE);
+    return create_dense(out, spec->dtype, spec->rank, spec->shape, RK_FILL_NONE);
 }
 
 static struct rk_status *check_json(const char *text, int64_t row)
@@ -184,7 +185,7 @@ struct rk_status *rk_column_create_strings(struct rk_column **out, int64_t num_r
     *out = NULL;
     RK_ASSERT(num_rows >= 0);
     RK_TRY(size_of_texts(&bytes, num_rows, values, is_json));
-    RK_TRY_GOTO(st, rk_storage_create(&storage, bytes), out);
+    RK_TRY_GOTO(st, rk_storage_create(&storage, bytes, RK_FILL_ZERO), out);
     column = rk_column_new(&info, storage);
     RK_TRY_GOTO(st, rk_try_alloc(&texts, (size_t)num_rows * sizeof(char *), "column"), out);
     column->texts = texts;
@@ -199,7 +200,7 @@ struct rk_status *rk_column_create_strings(struct rk_column **out, int64_t num_r
     column = NULL;
 out:
     rk_column_release(column);
-    storage_release(storage);
+    rk_storage_release(storage);
     return st;
 }
 

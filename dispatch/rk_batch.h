@@ -154,9 +154,16 @@ struct rk_status *rk_batch_describe(struct rk_batch_spec *out, const struct rk_c
                                     struct rk_arena *arena, const struct rk_batch *batch,
                                     const char *const *want) RK_NODISCARD;
 /* A batch with all columns allocated from a spec that passed rk_assembler_create; the bytes are received
- * later: data[i] (array of num_tensors in the arena) is the destination of tensor i. */
+ * later, and must be received completely, because the memory may hold those of an earlier batch
+ * (rk_batch_keep_memory): data[i] (array of num_tensors in the arena) is the destination of tensor i. */
 struct rk_status *rk_batch_from_spec(struct rk_batch **out, void ***data, struct rk_arena *arena,
                                      const struct rk_batch_spec *spec) RK_NODISCARD;
+/* From now on the process keeps the memory of large columns that are freed, up to so many bytes, for those of
+ * rk_batch_from_spec: new pages of the system cost more than what is copied into them. 0: none, as at the
+ * start. Any thread, like the next. */
+void rk_batch_keep_memory(size_t max_bytes);
+/* Gives memory back that was kept for longer than that. Returns the bytes that are still kept. */
+size_t rk_batch_trim_memory(int64_t age_ms);
 /* Checks a received spec against a method's input columns: present, dtype, dims, rows. Extra columns are
  * refused. INVALID_ARGUMENT (reason BAD_FIELD) names the column, its value and the expected one. */
 struct rk_status *rk_batch_spec_check(const struct rk_batch_spec *spec,

@@ -438,9 +438,62 @@ static void test_spec_check_rows_are_those_of_the_batch(void **state)
                  "dimension 0 is 4, but B is 5");
 }
 
+#define LARGE_VALUES ((int64_t)1 << 20)
+#define LARGE_BYTES  ((size_t)LARGE_VALUES * sizeof(int64_t))
+
+/* A batch with one column of so many i64; *data receives where its bytes go. */
+static struct rk_batch *large_batch(int64_t num_values, void **data)
+{
+    struct rk_tensor_spec tensor = {.name = "input_ids",
+                                    .dtype = RK_DTYPE_I64,
+                                    .rank = 2,
+                                    .shape = (int64_t[]){1, num_values},
+                                    .byte_size = (uint64_t)num_values * sizeof(int64_t)};
+    struct rk_batch_spec spec = {.batch_size = 1, .num_tensors = 1, .tensors = &tensor};
+    struct rk_batch *batch;
+    void **places;
+
+    assert_ok(rk_batch_from_spec(&batch, &places, arena, &spec));
+    *data = places[0];
+    return batch;
+}
+
+/* Goal: the memory of a batch serves the next of about its size, no more of it is kept than was said, none
+ * beyond its time, and columns that shall be zero are. */
+static void test_memory_of_large_batches_is_kept_for_the_next(void **state)
+{
+    struct rk_column *column;
+    struct rk_batch *batch;
+    void *first, *data;
+
+    (void)state;
+    rk_batch_destroy(large_batch(LARGE_VALUES, &first));
+    assert_int_equal(rk_batch_trim_memory(INT32_MAX), 0); /* nobody asked for it */
+
+    rk_batch_keep_memory(LARGE_BYTES + LARGE_BYTES / 2);
+    batch = large_batch(LARGE_VALUES, &first);
+    memset(first, 7, LARGE_BYTES);
+    rk_batch_destroy(batch);
+    assert_int_equal(rk_batch_trim_memory(INT32_MAX), LARGE_BYTES);
+    assert_ok(rk_column_create_dense(&column, RK_DTYPE_I64, 1, (int64_t[]){LARGE_VALUES}));
+    for (int64_t i = 0; i < LARGE_VALUES; i++)
+        assert_int_equal(((const int64_t *)rk_column_values(column))[i], 0);
+    batch = large_batch(LARGE_VALUES / 2, &data); /* far too much memory for this one */
+    assert_int_equal(rk_batch_trim_memory(INT32_MAX), LARGE_BYTES);
+    rk_batch_destroy(batch);
+    batch = large_batch(LARGE_VALUES - 1, &data);
+    assert_ptr_equal(data, first);
+    rk_batch_destroy(batch);
+    rk_column_release(column); /* there is no room for it as well */
+    assert_int_equal(rk_batch_trim_memory(INT32_MAX), LARGE_BYTES + LARGE_BYTES / 2);
+    assert_int_equal(rk_batch_trim_memory(0), 0);
+    rk_batch_keep_memory(0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_memory_of_large_batches_is_kept_for_the_next),
         cmocka_unit_test(test_round_trip_is_bit_exact),
         cmocka_unit_test(test_round_trip_of_bits_that_are_no_numbers),
         cmocka_unit_test(test_describe_only_what_is_wanted),
