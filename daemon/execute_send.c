@@ -4,12 +4,15 @@
 #include "base/rk_time.h"
 #include "daemon/execute_internal.h"
 
-static void send_response(struct rk_execute *execute, const struct rk_execute_response *response)
+static void send_response(struct rk_execute *execute, const struct rk_execute_response *response,
+                          bool is_last)
 {
     struct rk_str packed = {0};
 
     rk_pack_execute_response(&packed, response);
-    if (packed.bytes <= RK_LIMIT_MESSAGE_BYTES)
+    if (packed.bytes <= RK_LIMIT_MESSAGE_BYTES && is_last)
+        rk_call_send_last(execute->call, rk_stream_encode(&packed));
+    else if (packed.bytes <= RK_LIMIT_MESSAGE_BYTES)
         rk_call_send(execute->call, rk_stream_encode(&packed));
     else
         rk_call_finish(execute->call,
@@ -28,7 +31,7 @@ static void send_accepted(struct rk_execute *execute)
                      .plan_hash = {.data = execute->plan_hash, .bytes = sizeof(execute->plan_hash)}}};
 
     execute->owes_accepted = false;
-    send_response(execute, &response);
+    send_response(execute, &response, false);
 }
 
 static void send_progress(struct rk_execute *execute)
@@ -40,7 +43,7 @@ static void send_progress(struct rk_execute *execute)
                                                         .monotonic_ns = (uint64_t)rk_time_now_ns()}};
 
     execute->owes_progress = false;
-    send_response(execute, &response);
+    send_response(execute, &response, false);
 }
 
 static void send_result(struct rk_execute *execute)
@@ -69,7 +72,7 @@ static void send_result(struct rk_execute *execute)
     result->device_ns = job->device_ns;
     result->peak_device_bytes = job->peak_device_bytes;
     result->state = rk_daemon_state_name(rk_call_daemon(execute->call)->state);
-    send_response(execute, &response);
+    send_response(execute, &response, result->output.num_tensors == 0);
 }
 
 /* The next chunk refers to the column's memory; gRPC releases it when the bytes are sent. */

@@ -8,7 +8,7 @@ void rk_daemon_on_job_done(void *user, struct rk_job *job)
 {
     struct rk_daemon *daemon = user;
 
-    rk_loop_post(daemon->loop, job->user);
+    rk_loop_run_here(daemon->loop, job->user);
 }
 
 struct forgotten {

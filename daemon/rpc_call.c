@@ -191,12 +191,11 @@ static struct rk_status *name_reason(struct rk_status *st)
     return restate(st, "BAD_FIELD", rk_status_message(st));
 }
 
-/* Reply (may be NULL) and status in one batch. Takes the status. */
-static void finish(struct rk_call *call, struct rk_status *st, const struct rk_str *reply)
+/* The last message (may be NULL) and status in one batch. Takes both. */
+static void finish(struct rk_call *call, struct rk_status *st, grpc_byte_buffer *message)
 {
     grpc_slice text = grpc_slice_from_copied_string(st ? rk_status_message(st = clip(name_reason(st))) : "");
     grpc_metadata details = {.key = grpc_slice_from_static_string(STATUS_DETAILS)};
-    grpc_byte_buffer *message = NULL;
     struct rk_str packed = {0};
     grpc_op ops[3];
     size_t num_ops;
@@ -206,9 +205,8 @@ static void finish(struct rk_call *call, struct rk_status *st, const struct rk_s
         rk_pack_status_details(&packed, st);
     details.value = grpc_slice_from_copied_buffer(packed.bytes ? packed.text : "", packed.bytes);
     num_ops = add_headers(call, ops);
-    if (reply && !st) {
-        message = rk_stream_encode(reply);
-        rk_call_metrics(call)->sent_bytes += reply->bytes;
+    if (message && !st) {
+        rk_call_metrics(call)->sent_bytes += grpc_byte_buffer_length(message);
         ops[num_ops++] = (grpc_op){.op = GRPC_OP_SEND_MESSAGE, .data.send_message.send_message = message};
     }
     ops[num_ops++] =
@@ -234,6 +232,15 @@ void rk_call_finish(struct rk_call *call, struct rk_status *st)
         RK_IGNORE(st, "the call has ended already");
     else
         finish(call, st, NULL);
+}
+
+void rk_call_send_last(struct rk_call *call, struct grpc_byte_buffer *message)
+{
+    RK_ASSERT(!call->is_sending);
+    if (rk_call_is_finished(call))
+        grpc_byte_buffer_destroy(message);
+    else
+        finish(call, NULL, message);
 }
 
 /* The service manager may restart it. */
@@ -297,7 +304,7 @@ void rk_call_answer(struct rk_call *call, struct rk_status *st, const struct rk_
     RK_ASSERT(call->is_held);
     call->is_held = false;
     if (!rk_call_is_finished(call)) {
-        finish(call, st, reply);
+        finish(call, st, st ? NULL : rk_stream_encode(reply));
         return;
     }
     RK_IGNORE(st, "the client has disconnected");
@@ -437,7 +444,7 @@ static void on_read(struct rk_call *call)
     } else {
         st = handle_unary(call, message, &reply);
         if (!call->is_held)
-            finish(call, st, &reply);
+            finish(call, st, st ? NULL : rk_stream_encode(&reply));
         else
             RK_ASSERT(!st);
         rk_str_fini(&reply);

@@ -102,6 +102,8 @@ bool rk_call_is_sending(const struct rk_call *call);
 void rk_call_read(struct rk_call *call);
 /* Takes the buffer. One at a time: wait for on_sent. */
 void rk_call_send(struct rk_call *call, struct grpc_byte_buffer *message);
+/* The same for the message that the call ends with, with OK. */
+void rk_call_send_last(struct rk_call *call, struct grpc_byte_buffer *message);
 /* Ends the call; takes the status. Nothing happens on a finished call. */
 void rk_call_finish(struct rk_call *call, struct rk_status *st);
 /* The same for a peer that does not read: the message in progress is dropped, so the call ends now, with only

@@ -17,18 +17,17 @@
 #include "base/rk_hash.h"
 #include "base/rk_time.h"
 
-enum next_send { SEND_HEADER, SEND_CHUNKS, SEND_COMMIT, SEND_CANCEL, SEND_CLOSE, SEND_NOTHING };
+enum next_send { SEND_CHUNKS, SEND_COMMIT, SEND_CANCEL, SEND_CLOSE, SEND_NOTHING };
 
 struct rk_call_stream {
     struct rk_call_stream_config config;
-    struct rk_tag on_open, on_send, on_recv, on_status;
+    struct rk_tag on_send, on_recv, on_status;
     struct rk_client_stream wire;
     bool has_status;
     int64_t last_event_ns;
     struct rk_arena *arena;   /* the result */
     struct rk_arena *scratch; /* the message at hand */
 
-    grpc_byte_buffer *header;
     enum next_send next_send;
     int64_t next_message; /* of the upload */
     bool is_sending, may_commit;
@@ -93,11 +92,6 @@ static void send_next(struct rk_call_stream *stream)
         (stream->next_send == SEND_CHUNKS || stream->next_send == SEND_COMMIT))
         stream->next_send = SEND_CANCEL;
     switch (stream->next_send) {
-    case SEND_HEADER:
-        stream->next_send = SEND_CHUNKS;
-        send_message(stream, stream->header);
-        stream->header = NULL;
-        break;
     case SEND_CHUNKS:
         /* A copy refers to the same bytes: other ranks get this message too. */
         send_message(stream, grpc_byte_buffer_copy(upload->messages[stream->next_message++]));
@@ -159,15 +153,17 @@ static void receive_next(struct rk_call_stream *stream)
     rk_client_stream_start(&stream->wire, &op, &stream->on_recv);
 }
 
-static struct rk_status *take_result(struct rk_call_stream *stream, struct rk_bytes packed)
+/* The result stays in the arena it was unpacked into; the next message uses the other arena. */
+static struct rk_status *take_result(struct rk_call_stream *stream, const struct rk_execute_result *result)
 {
-    struct rk_execute_response response;
+    struct rk_arena *other = stream->arena;
 
     if (!stream->is_accepted || stream->has_result)
         return RK_FAIL(RK_INTERNAL, "sent a result %s",
                        stream->has_result ? "twice" : "before it accepted the call");
-    RK_TRY(rk_unpack_execute_response(&response, stream->arena, packed.data, packed.bytes));
-    stream->result = response.result;
+    stream->arena = stream->scratch;
+    stream->scratch = other;
+    stream->result = *result;
     stream->has_result = true;
     RK_TRY(rk_assembler_create(&stream->assembler, &stream->result.output, RK_LIMIT_INFLIGHT_BYTES));
     return rk_batch_from_spec(&stream->output, &stream->output_data, stream->arena, &stream->result.output);
@@ -218,7 +214,7 @@ static struct rk_status *take_message(struct rk_call_stream *stream)
             config->on_progress(config->user, config->client->rank, &response.progress);
         return NULL;
     case RK_RESPONSE_RESULT:
-        return take_result(stream, packed);
+        return take_result(stream, &response.result);
     case RK_RESPONSE_WINDOW: /* only a hint: HTTP/2 flow control holds the sender back */
         return NULL;
     case RK_RESPONSE_NONE:
@@ -269,15 +265,9 @@ static void on_status(struct rk_tag *tag, bool ok)
     stream->has_status = true;
 }
 
-static void on_open(struct rk_tag *tag, bool ok)
-{
-    (void)ok;
-    settle(RK_OWNER_OF(tag, struct rk_call_stream, on_open));
-}
-
 /* --- life --- */
 
-static struct rk_status *encode_header(struct rk_call_stream *stream)
+static struct rk_status *encode_header(grpc_byte_buffer **out, const struct rk_call_stream *stream)
 {
     const struct rk_call_stream_config *config = &stream->config;
     struct rk_execute_request request = {.kind = RK_EXECUTE_HEADER, .header = *config->header};
@@ -291,47 +281,48 @@ static struct rk_status *encode_header(struct rk_call_stream *stream)
         request.header.input = config->upload->spec;
     rk_pack_execute_request(&packed, &request);
     bytes = packed.bytes;
-    if (bytes <= RK_LIMIT_HEADER_BYTES)
-        stream->header = rk_stream_encode(&packed);
+    *out = bytes <= RK_LIMIT_HEADER_BYTES ? rk_stream_encode(&packed) : NULL;
     rk_str_fini(&packed);
-    if (stream->header)
+    if (*out)
         return NULL;
     return RK_FAIL(RK_RESOURCE_EXHAUSTED,
                    "the header of the call (columns, options, plan) has %zu bytes, the limit is %d", bytes,
                    RK_LIMIT_HEADER_BYTES);
 }
 
-static void start_call(struct rk_call_stream *stream)
+/* Takes the header. */
+static void start_call(struct rk_call_stream *stream, grpc_byte_buffer *header)
 {
     const struct rk_call_stream_config *config = &stream->config;
     grpc_call *call = rk_client_open_call(config->client, config->client->data, RK_RPC_ID_EXECUTE,
                                           config->timeout_ms, config->queue);
 
-    rk_client_stream_open(&stream->wire, config->client, call, &stream->on_open, &stream->on_status);
+    stream->is_sending = true;
+    rk_client_stream_open(&stream->wire, config->client, call, header, &stream->on_send, &stream->on_status);
+    grpc_byte_buffer_destroy(header);
     receive_next(stream);
-    send_next(stream);
 }
 
 struct rk_status *rk_call_stream_open(struct rk_call_stream **out, const struct rk_call_stream_config *config)
 {
     struct rk_call_stream *stream = rk_calloc(1, sizeof(*stream));
+    grpc_byte_buffer *header;
     struct rk_status *st;
 
     *out = NULL;
     stream->config = *config;
-    stream->on_open.on_event = on_open;
     stream->on_send.on_event = on_send;
     stream->on_recv.on_event = on_recv;
     stream->on_status.on_event = on_status;
     stream->last_event_ns = rk_time_now_ns();
-    st = encode_header(stream);
+    st = encode_header(&header, stream);
     if (st) {
         rk_free(stream);
         return st;
     }
     stream->arena = rk_arena_create(8192, 0);
     stream->scratch = rk_arena_create(8192, 0);
-    start_call(stream);
+    start_call(stream, header);
     *out = stream;
     return NULL;
 }

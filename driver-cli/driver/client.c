@@ -155,36 +155,42 @@ static void on_unary(struct rk_tag *tag, bool ok)
     ((struct rk_unary *)tag)->is_done = true;
 }
 
-void rk_client_stream_start(struct rk_client_stream *stream, const grpc_op *op, struct rk_tag *tag)
+static void start_batch(struct rk_client_stream *stream, const grpc_op *ops, size_t num_ops,
+                        struct rk_tag *tag)
 {
-    grpc_call_error error = grpc_call_start_batch(stream->call, op, 1, tag, NULL);
+    grpc_call_error error = grpc_call_start_batch(stream->call, ops, num_ops, tag, NULL);
 
     RK_ASSERT(error == GRPC_CALL_OK);
     stream->num_pending++;
 }
 
+void rk_client_stream_start(struct rk_client_stream *stream, const grpc_op *op, struct rk_tag *tag)
+{
+    start_batch(stream, op, 1, tag);
+}
+
+/* As few batches as there can be: each is a round through gRPC, and often a system call. */
 void rk_client_stream_open(struct rk_client_stream *stream, const struct rk_client *client, grpc_call *call,
-                           struct rk_tag *on_open, struct rk_tag *on_status)
+                           grpc_byte_buffer *message, struct rk_tag *on_open, struct rk_tag *on_status)
 {
     grpc_metadata metadata;
-    grpc_op initial = {.op = GRPC_OP_SEND_INITIAL_METADATA};
-    grpc_op received = {.op = GRPC_OP_RECV_INITIAL_METADATA};
-    grpc_op status = {.op = GRPC_OP_RECV_STATUS_ON_CLIENT};
+    grpc_op send[] = {{.op = GRPC_OP_SEND_INITIAL_METADATA}, {.op = GRPC_OP_SEND_MESSAGE}};
+    grpc_op end[] = {{.op = GRPC_OP_RECV_INITIAL_METADATA}, {.op = GRPC_OP_RECV_STATUS_ON_CLIENT}};
 
     RK_ASSERT(!stream->call);
     stream->call = call;
     grpc_metadata_array_init(&stream->initial);
     grpc_metadata_array_init(&stream->trailing);
     stream->details = grpc_empty_slice();
-    initial.data.send_initial_metadata.count = initial_metadata(client, &metadata);
-    initial.data.send_initial_metadata.metadata = &metadata;
-    received.data.recv_initial_metadata.recv_initial_metadata = &stream->initial;
-    status.data.recv_status_on_client.trailing_metadata = &stream->trailing;
-    status.data.recv_status_on_client.status = &stream->code;
-    status.data.recv_status_on_client.status_details = &stream->details;
-    rk_client_stream_start(stream, &initial, on_open);
-    rk_client_stream_start(stream, &received, on_open);
-    rk_client_stream_start(stream, &status, on_status);
+    send[0].data.send_initial_metadata.count = initial_metadata(client, &metadata);
+    send[0].data.send_initial_metadata.metadata = &metadata;
+    send[1].data.send_message.send_message = message;
+    end[0].data.recv_initial_metadata.recv_initial_metadata = &stream->initial;
+    end[1].data.recv_status_on_client.trailing_metadata = &stream->trailing;
+    end[1].data.recv_status_on_client.status = &stream->code;
+    end[1].data.recv_status_on_client.status_details = &stream->details;
+    start_batch(stream, send, message ? 2 : 1, on_open);
+    start_batch(stream, end, RK_ARRAY_LEN(end), on_status);
 }
 
 void rk_client_stream_close(struct rk_client_stream *stream)

@@ -131,9 +131,10 @@ struct rk_client_stream {
     grpc_slice details;
 };
 
-/* on_open gets two events, on_status the last one of the call. The stream is zeroed or was closed. */
+/* Sends `message` (borrowed; NULL: none) with the headers, of which on_open tells; on_status gets the last
+ * event of the call. The stream is zeroed or was closed. */
 void rk_client_stream_open(struct rk_client_stream *stream, const struct rk_client *client, grpc_call *call,
-                           struct rk_tag *on_open, struct rk_tag *on_status);
+                           grpc_byte_buffer *message, struct rk_tag *on_open, struct rk_tag *on_status);
 /* Starts one operation. */
 void rk_client_stream_start(struct rk_client_stream *stream, const grpc_op *op, struct rk_tag *tag);
 /* Nothing may be pending. A no-op when it is not open. */

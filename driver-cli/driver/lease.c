@@ -78,7 +78,7 @@ static void open_stream(struct keeper *keeper)
         rk_client_open_call(client, client->control, RK_RPC_ID_KEEP_ALIVE, 0, keeper->lease->queue);
 
     keeper->is_broken = false;
-    rk_client_stream_open(&keeper->stream, client, call, &keeper->on_open, &keeper->on_status);
+    rk_client_stream_open(&keeper->stream, client, call, NULL, &keeper->on_open, &keeper->on_status);
     start_recv(keeper);
 }
 

@@ -7,7 +7,7 @@
 #include "base/rk_assert.h"
 
 struct reader {
-    struct rk_tag on_open, on_send, on_recv, on_status;
+    struct rk_tag on_send, on_recv, on_status;
     const struct rk_read_args *args;
     struct rk_fanout *item;
     struct rk_client_stream wire;
@@ -67,15 +67,9 @@ static void on_other(struct reader *reader)
     reader->wire.num_pending--;
 }
 
-static void on_open(struct rk_tag *tag, bool ok)
-{
-    (void)ok; /* the status tells */
-    on_other(RK_OWNER_OF(tag, struct reader, on_open));
-}
-
 static void on_send(struct rk_tag *tag, bool ok)
 {
-    (void)ok;
+    (void)ok; /* the status tells */
     on_other(RK_OWNER_OF(tag, struct reader, on_send));
 }
 
@@ -96,10 +90,9 @@ static void on_status(struct rk_tag *tag, bool ok)
 static void start(struct reader *reader, const struct rk_read_args *args, grpc_completion_queue *queue)
 {
     struct rk_client *client = reader->item->client;
-    grpc_op send = {.op = GRPC_OP_SEND_MESSAGE}, half_close = {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT};
+    grpc_op half_close = {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT};
     grpc_byte_buffer *message = rk_stream_encode(&reader->item->request);
 
-    reader->on_open.on_event = on_open;
     reader->on_send.on_event = on_send;
     reader->on_recv.on_event = on_recv;
     reader->on_status.on_event = on_status;
@@ -107,9 +100,7 @@ static void start(struct reader *reader, const struct rk_read_args *args, grpc_c
     reader->arena = rk_arena_create(16 << 10, 0);
     rk_client_stream_open(&reader->wire, client,
                           rk_client_open_call(client, client->control, args->rpc, args->timeout_ms, queue),
-                          &reader->on_open, &reader->on_status);
-    send.data.send_message.send_message = message;
-    rk_client_stream_start(&reader->wire, &send, &reader->on_send);
+                          message, &reader->on_send, &reader->on_status);
     rk_client_stream_start(&reader->wire, &half_close, &reader->on_send);
     receive_next(reader);
     grpc_byte_buffer_destroy(message);

@@ -280,6 +280,12 @@ void rk_call_finish(struct rk_call *call, struct rk_status *st)
     close_later(call, 1000);
 }
 
+void rk_call_send_last(struct rk_call *call, struct grpc_byte_buffer *message)
+{
+    rk_call_send(call, message);
+    rk_call_finish(call, NULL);
+}
+
 void rk_call_defer(struct rk_call *call)
 {
     RK_ASSERT(!call); /* Configure is not part of this */
