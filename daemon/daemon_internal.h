@@ -122,7 +122,7 @@ void rk_daemon_submit_forgotten(struct rk_daemon *daemon, struct rk_job *job);
 /* --- group.c --- */
 void rk_group_clear(struct rk_group *group);
 /* Takes rank, world and meshes out of a Configure job that succeeded. */
-void rk_group_take(struct rk_group *group, struct rk_job *job);
+void rk_group_take(struct rk_group *group, struct rk_job_configure *job);
 const struct rk_mesh *rk_group_find_mesh(const struct rk_group *group,
                                          const char *role); /* NULL when unknown */
 /* For GetStatus, Describe and Configure. Lists the roles in whose mesh this rank stands. The result lives in

@@ -36,14 +36,14 @@ static void hash_part(struct rk_sha256 *sha, const char *text, size_t bytes)
 /* What all ranks of a call must agree on before one of them starts. */
 static void hash_plan(struct rk_operation *operation, const struct rk_execute_header *header)
 {
-    char *options = rk_json_dump(operation->job->options, 0, true);
+    char *options = rk_json_dump(operation->job->call.options, 0, true);
     struct rk_str plan = {0};
     struct rk_sha256 sha;
 
     rk_pack_plan(&plan, &header->plan);
     rk_sha256_init(&sha);
     hash_part(&sha, header->role, strlen(header->role));
-    hash_part(&sha, operation->job->method->name, strlen(operation->job->method->name));
+    hash_part(&sha, operation->job->call.method->name, strlen(operation->job->call.method->name));
     hash_part(&sha, options, strlen(options));
     hash_part(&sha, rk_str_text(&plan), plan.bytes);
     rk_sha256_final(&sha, operation->plan_hash);
@@ -152,7 +152,7 @@ static struct rk_status *check_plan(const struct rk_execute_header *header, cons
     return rk_plan_check(&header->plan, header->input.batch_size, dispatch->num_chunks);
 }
 
-static struct rk_status *complete_options(struct rk_job *job, const struct rk_execute_header *header,
+static struct rk_status *complete_options(struct rk_job_call *job, const struct rk_execute_header *header,
                                           const struct rk_method *method)
 {
     struct rk_json *given = rk_meta_to_json(&header->options);
@@ -162,7 +162,7 @@ static struct rk_status *complete_options(struct rk_job *job, const struct rk_ex
     return st;
 }
 
-static struct rk_status *check_input(struct rk_job *job, const struct rk_execute_header *header,
+static struct rk_status *check_input(struct rk_job_call *job, const struct rk_execute_header *header,
                                      const struct rk_dispatch *dispatch)
 {
     RK_TRY(rk_status_at_field(rk_batch_spec_check(&header->input, job->method), "header.input"));
@@ -219,8 +219,8 @@ static struct rk_status *reserve(struct rk_operation *operation, struct rk_chunk
     if (upload->total_bytes > limit - daemon->inflight_bytes)
         return fail_inflight(upload->total_bytes, daemon->inflight_bytes, limit);
     RK_TRY(check_memory(upload->total_bytes));
-    if (operation->job->method->num_in > 0)
-        RK_TRY(rk_batch_from_spec(&operation->job->input, &upload->data, arena, &header->input));
+    if (operation->job->call.method->num_in > 0)
+        RK_TRY(rk_batch_from_spec(&operation->job->call.input, &upload->data, arena, &header->input));
     operation->input_bytes = upload->total_bytes;
     daemon->inflight_bytes += upload->total_bytes;
     return NULL;
@@ -230,7 +230,7 @@ struct rk_status *rk_execute_check(struct rk_operation *operation, struct rk_chu
                                    const struct rk_execute_header *header, struct rk_arena *arena)
 {
     struct rk_daemon *daemon = operation->daemon;
-    struct rk_job *job = operation->job;
+    struct rk_job_call *job = &operation->job->call;
     struct rk_dispatch *dispatch = NULL;
     struct rk_status *st;
 

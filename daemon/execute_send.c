@@ -55,20 +55,21 @@ static void send_result(struct rk_execute *execute)
     struct rk_status *st = NULL;
 
     execute->download.has_sent_result = true;
-    if (execute->collect && job->output)
-        st =
-            rk_batch_describe(&result->output, &execute->download.columns, arena, job->output, execute->want);
+    if (execute->collect && job->call.output)
+        st = rk_batch_describe(&result->output, &execute->download.columns, arena, job->call.output,
+                               execute->want);
     if (st) {
         rk_call_finish(execute->call, RK_WRAP(st, "describing the result"));
         return;
     }
     execute->download.num_tensors = result->output.num_tensors;
-    result->metrics = rk_arena_calloc(arena, (size_t)job->num_metrics, sizeof(*result->metrics));
-    RK_ASSERT(result->metrics || job->num_metrics == 0);
-    result->num_metrics = job->num_metrics;
-    for (int64_t i = 0; i < job->num_metrics; i++)
-        result->metrics[i] = (struct rk_metric){
-            .name = job->metrics[i].name, .value = job->metrics[i].value, .reduce = job->metrics[i].reduce};
+    result->metrics = rk_arena_calloc(arena, (size_t)job->call.num_metrics, sizeof(*result->metrics));
+    RK_ASSERT(result->metrics || job->call.num_metrics == 0);
+    result->num_metrics = job->call.num_metrics;
+    for (int64_t i = 0; i < job->call.num_metrics; i++)
+        result->metrics[i] = (struct rk_metric){.name = job->call.metrics[i].name,
+                                                .value = job->call.metrics[i].value,
+                                                .reduce = job->call.metrics[i].reduce};
     result->device_ns = job->device_ns;
     result->peak_device_bytes = job->peak_device_bytes;
     result->state = rk_daemon_state_name(rk_call_daemon(execute->call)->state);

@@ -11,7 +11,7 @@ void rk_group_clear(struct rk_group *group)
     *group = (struct rk_group){0};
 }
 
-void rk_group_take(struct rk_group *group, struct rk_job *job)
+void rk_group_take(struct rk_group *group, struct rk_job_configure *job)
 {
     rk_group_clear(group);
     group->rank = job->rank;

@@ -41,7 +41,7 @@ static struct rk_method_metrics *find_method(struct rk_metrics *metrics, const s
     struct rk_method_metrics *row = metrics->methods;
 
     for (int i = 0; i < metrics->num_methods; i++, row++) {
-        if (row->method == job->method->name && strcmp(row->role, job->role) == 0)
+        if (row->method == job->call.method->name && strcmp(row->role, job->call.role) == 0)
             return row;
     }
     if (metrics->num_methods == RK_METRICS_METHODS_MAX)
@@ -50,8 +50,8 @@ static struct rk_method_metrics *find_method(struct rk_metrics *metrics, const s
         *row = (struct rk_method_metrics){.role = OTHER, .method = OTHER};
         return row;
     }
-    *row = (struct rk_method_metrics){.method = job->method->name};
-    snprintf(row->role, sizeof(row->role), "%s", job->role);
+    *row = (struct rk_method_metrics){.method = job->call.method->name};
+    snprintf(row->role, sizeof(row->role), "%s", job->call.role);
     return row;
 }
 
@@ -61,7 +61,7 @@ static void count_failure(struct rk_metrics *metrics, const struct rk_job *job)
     struct rk_failure_metrics *row = metrics->failures;
 
     for (int i = 0; i < metrics->num_failures; i++, row++) {
-        if (row->method == job->method->name && strcmp(row->role, job->role) == 0 &&
+        if (row->method == job->call.method->name && strcmp(row->role, job->call.role) == 0 &&
             strcmp(row->reason, reason) == 0) {
             row->count++;
             return;
@@ -71,12 +71,12 @@ static void count_failure(struct rk_metrics *metrics, const struct rk_job *job)
         row[-1].count++;
         return;
     }
-    *row = (struct rk_failure_metrics){.method = job->method->name, .count = 1};
+    *row = (struct rk_failure_metrics){.method = job->call.method->name, .count = 1};
     if (++metrics->num_failures == RK_METRICS_FAILURES_MAX) {
         *row = (struct rk_failure_metrics){.role = OTHER, .reason = OTHER, .method = OTHER, .count = 1};
         return;
     }
-    snprintf(row->role, sizeof(row->role), "%s", job->role);
+    snprintf(row->role, sizeof(row->role), "%s", job->call.role);
     snprintf(row->reason, sizeof(row->reason), "%.31s", reason);
 }
 
@@ -88,16 +88,16 @@ static void note_step(struct rk_metrics *metrics, const struct rk_job *job)
     for (int i = 0; i < metrics->num_steps; i++) {
         const struct rk_step_metrics *row = &metrics->steps[i];
 
-        if (row->method != job->method->name || strcmp(row->role, job->role) != 0)
+        if (row->method != job->call.method->name || strcmp(row->role, job->call.role) != 0)
             metrics->steps[kept++] = *row;
     }
-    for (int64_t i = 0; i < job->num_metrics && kept < RK_METRICS_STEP_MAX; i++) {
-        const struct rk_job_metric *metric = &job->metrics[i];
+    for (int64_t i = 0; i < job->call.num_metrics && kept < RK_METRICS_STEP_MAX; i++) {
+        const struct rk_job_metric *metric = &job->call.metrics[i];
         struct rk_step_metrics *row = &metrics->steps[kept++];
 
         *row = (struct rk_step_metrics){
-            .method = job->method->name, .reduce = metric->reduce, .value = metric->value};
-        snprintf(row->role, sizeof(row->role), "%s", job->role);
+            .method = job->call.method->name, .reduce = metric->reduce, .value = metric->value};
+        snprintf(row->role, sizeof(row->role), "%s", job->call.role);
         snprintf(row->name, sizeof(row->name), "%s", metric->name);
     }
     metrics->num_steps = kept;
@@ -113,14 +113,14 @@ void rk_metrics_count_job(struct rk_metrics *metrics, const struct rk_job *job)
         count_failure(metrics, job);
         return;
     }
-    row->num_tokens += job->num_tokens;
+    row->num_tokens += job->call.num_tokens;
     note_step(metrics, job);
-    metrics->num_prompt_tokens += job->num_prompt_tokens;
-    for (int64_t i = 0; i < job->num_first_tokens; i++)
-        rk_histogram_add(&metrics->first_token, &first_token_bounds, job->first_token_seconds[i]);
-    if (job->checkpoint_bytes > 0) {
-        metrics->checkpoint_bytes += job->checkpoint_bytes;
-        rk_histogram_add(&metrics->checkpoint_duration, &method_bounds, job->checkpoint_seconds);
+    metrics->num_prompt_tokens += job->call.num_prompt_tokens;
+    for (int64_t i = 0; i < job->call.num_first_tokens; i++)
+        rk_histogram_add(&metrics->first_token, &first_token_bounds, job->call.first_token_seconds[i]);
+    if (job->call.checkpoint_bytes > 0) {
+        metrics->checkpoint_bytes += job->call.checkpoint_bytes;
+        rk_histogram_add(&metrics->checkpoint_duration, &method_bounds, job->call.checkpoint_seconds);
         metrics->checkpoint_unix_ns = rk_time_unix_ns();
     }
 }

@@ -37,11 +37,11 @@ static struct rk_result *result_create(struct rk_job *job)
 
 static size_t result_bytes(const struct rk_job *job)
 {
-    int64_t num_columns = job->output ? rk_batch_num_columns(job->output) : 0;
+    int64_t num_columns = job->call.output ? rk_batch_num_columns(job->call.output) : 0;
     size_t bytes = 0;
 
     for (int64_t i = 0; i < num_columns; i++)
-        bytes += rk_column_bytes(rk_batch_column_at(job->output, i));
+        bytes += rk_column_bytes(rk_batch_column_at(job->call.output, i));
     return bytes;
 }
 
@@ -55,13 +55,13 @@ static void release_input(struct rk_operation *operation)
 /* Only the result is kept, not its input. */
 static void release_request(struct rk_operation *operation, struct rk_job *job)
 {
-    rk_batch_destroy(job->input);
-    rk_json_free(job->options);
-    rk_arena_destroy(job->plan_arena);
-    job->input = NULL;
-    job->options = NULL;
-    job->plan_arena = NULL;
-    job->plan = (struct rk_plan){0};
+    rk_batch_destroy(job->call.input);
+    rk_json_free(job->call.options);
+    rk_arena_destroy(job->call.plan_arena);
+    job->call.input = NULL;
+    job->call.options = NULL;
+    job->call.plan_arena = NULL;
+    job->call.plan = (struct rk_plan){0};
     operation->header = (struct rk_execute_header){0};
     release_input(operation);
 }
@@ -115,8 +115,8 @@ static void on_done(struct rk_loop_event *event)
 
     rk_record_result(operation, job);
     release_request(operation, job);
-    if (!job->status && job->num_tokens > 0 && job->device_ns > 0)
-        daemon->tokens_per_second = (double)job->num_tokens * 1e9 / (double)job->device_ns;
+    if (!job->status && job->call.num_tokens > 0 && job->device_ns > 0)
+        daemon->tokens_per_second = (double)job->call.num_tokens * 1e9 / (double)job->device_ns;
     tell_end(operation, job);
     rk_metrics_count_job(&daemon->metrics, job);
     if (job->status)
@@ -160,7 +160,7 @@ void rk_operation_commit(struct rk_operation *operation)
 {
     struct rk_daemon *daemon = operation->daemon;
 
-    operation->job->seq = operation->seq;
+    operation->job->call.seq = operation->seq;
     rk_lease_commit_seq(&daemon->lease, operation->seq);
     rk_requests_add(&daemon->requests, &operation->request);
     operation->committed_ns = rk_time_now_ns();

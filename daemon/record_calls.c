@@ -56,7 +56,7 @@ void rk_record_lease(struct rk_daemon *daemon)
     put(daemon, entry, NULL);
 }
 
-void rk_record_configure(struct rk_daemon *daemon, const struct rk_job *job)
+void rk_record_configure(struct rk_daemon *daemon, const struct rk_job_configure *job)
 {
     struct rk_role_mesh meshes[RK_LIMIT_ROLES];
     struct rk_configure_request request = {.mesh_generation = job->mesh_generation,
@@ -87,8 +87,8 @@ void rk_record_call(struct rk_operation *operation)
     entry = create(daemon, RK_RECORDING_CALL);
     set_request(entry->meta, operation);
     request.header.fence = (struct rk_fence){0};
-    if (operation->job->input)
-        st = rk_recording_entry_set_batch(entry, &request.header.input, operation->job->input, NULL);
+    if (operation->job->call.input)
+        st = rk_recording_entry_set_batch(entry, &request.header.input, operation->job->call.input, NULL);
     if (!st)
         rk_pack_execute_request(&entry->message, &request);
     put(daemon, entry, st);
@@ -96,11 +96,12 @@ void rk_record_call(struct rk_operation *operation)
 
 static void set_metrics(struct rk_execute_result *result, const struct rk_job *job, struct rk_metric *metrics)
 {
-    for (int64_t i = 0; i < job->num_metrics; i++)
-        metrics[i] = (struct rk_metric){
-            .name = job->metrics[i].name, .value = job->metrics[i].value, .reduce = job->metrics[i].reduce};
+    for (int64_t i = 0; i < job->call.num_metrics; i++)
+        metrics[i] = (struct rk_metric){.name = job->call.metrics[i].name,
+                                        .value = job->call.metrics[i].value,
+                                        .reduce = job->call.metrics[i].reduce};
     result->metrics = metrics;
-    result->num_metrics = job->num_metrics;
+    result->num_metrics = job->call.num_metrics;
 }
 
 /* The columns that the driver requested, as a list that ends with NULL; NULL for all. */
@@ -132,8 +133,8 @@ void rk_record_result(struct rk_operation *operation, const struct rk_job *job)
     rk_json_set(entry->meta, "reason", rk_json_new_string(rk_status_reason(job->status)));
     rk_json_set(entry->meta, "message",
                 rk_json_new_string(job->status ? rk_status_message(job->status) : ""));
-    if (job->output && job->collect)
-        st = rk_recording_entry_set_batch(entry, &response.result.output, job->output,
+    if (job->call.output && job->call.collect)
+        st = rk_recording_entry_set_batch(entry, &response.result.output, job->call.output,
                                           list_want(&operation->header, entry->arena));
     set_metrics(&response.result, job, metrics);
     response.result.device_ns = job->device_ns;

@@ -14,6 +14,7 @@
 
 struct rk_daemon;
 struct rk_job;
+struct rk_job_configure;
 struct rk_operation;
 struct rk_recorder;
 
@@ -40,7 +41,7 @@ const char *rk_recorder_describe(struct rk_recorder *recorder, struct rk_arena *
 /* --- entries of L (record_calls.c); each is a no-op without a recording --- */
 void rk_record_lease(struct rk_daemon *daemon);
 /* A Configure job that succeeded, before its meshes are taken. */
-void rk_record_configure(struct rk_daemon *daemon, const struct rk_job *job);
+void rk_record_configure(struct rk_daemon *daemon, const struct rk_job_configure *job);
 /* At Commit, before the worker has the job. */
 void rk_record_call(struct rk_operation *operation);
 /* When the job has returned, before its request part is freed. */

@@ -34,7 +34,7 @@ static struct rk_status *check_free(const struct rk_daemon *daemon)
     return NULL;
 }
 
-static struct rk_status *add_mesh(struct rk_job *job, const struct rk_role_mesh *given)
+static struct rk_status *add_mesh(struct rk_job_configure *job, const struct rk_role_mesh *given)
 {
     if (!rk_role_parse(given->role))
         return RK_FAIL_REASON(RK_NOT_FOUND, "UNKNOWN_ROLE", "unknown role '%s'", given->role);
@@ -50,7 +50,7 @@ static struct rk_status *add_mesh(struct rk_job *job, const struct rk_role_mesh 
     return NULL;
 }
 
-static struct rk_status *add_peers(struct rk_job *job, const struct rk_configure_request *message,
+static struct rk_status *add_peers(struct rk_job_configure *job, const struct rk_configure_request *message,
                                    uint64_t incarnation)
 {
     /* A world of one needs no addresses. */
@@ -77,9 +77,11 @@ static struct rk_status *add_peers(struct rk_job *job, const struct rk_configure
     return NULL;
 }
 
-static struct rk_status *fill_world(struct rk_job *job, const struct rk_configure_request *message,
+static struct rk_status *fill_world(struct rk_job_configure *job, const struct rk_configure_request *message,
                                     uint64_t incarnation)
 {
+    job->rank = (int32_t)message->rank;
+    job->world_size = (int32_t)message->world_size;
     job->mesh_generation = message->mesh_generation;
     if (message->mesh_generation == 0)
         return bad_field("mesh_generation", "mesh_generation=0, expected a number from 1");
@@ -120,12 +122,10 @@ static struct rk_status *make_job(struct rk_job **out, const struct rk_configure
                                                  message->world_size - 1),
                                   "rank");
     job = rk_job_create(message->make_comm_id ? RK_JOB_OPEN_ENDPOINT : RK_JOB_CONFIGURE);
-    job->rank = (int32_t)message->rank;
-    job->world_size = (int32_t)message->world_size;
     if (message->make_comm_id)
-        job->make_comm_id = message->rank == 0; /* the others only return their address */
+        job->endpoint.make_comm_id = message->rank == 0; /* the others only return their address */
     else
-        st = fill_world(job, message, incarnation);
+        st = fill_world(&job->configure, message, incarnation);
     if (st) {
         rk_job_destroy(job);
         return st;
@@ -148,14 +148,15 @@ static void on_done(struct rk_loop_event *event)
     job->status = NULL;
     daemon->configure = NULL;
     if (!st && job->kind == RK_JOB_CONFIGURE) {
-        rk_record_configure(daemon, job);
-        rk_group_take(&daemon->group, job);
-        RK_INFO("configured rank=%d world_size=%d mesh_generation=%" PRIu64, job->rank, job->world_size,
-                job->mesh_generation);
+        rk_record_configure(daemon, &job->configure);
+        rk_group_take(&daemon->group, &job->configure);
+        RK_INFO("configured rank=%d world_size=%d mesh_generation=%" PRIu64, job->configure.rank,
+                job->configure.world_size, job->configure.mesh_generation);
     } else if (!st) {
-        response.comm_address = job->comm_address;
-        if (job->make_comm_id)
-            response.comm_id = (struct rk_bytes){.data = job->comm_id, .bytes = sizeof(job->comm_id)};
+        response.comm_address = job->endpoint.comm_address;
+        if (job->endpoint.make_comm_id)
+            response.comm_id =
+                (struct rk_bytes){.data = job->endpoint.comm_id, .bytes = sizeof(job->endpoint.comm_id)};
     }
     if (!st && daemon->worker) {
         rk_worker_get_snapshot(daemon->worker, &snapshot);

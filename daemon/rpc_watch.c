@@ -215,8 +215,8 @@ void rk_watch_add_metrics(struct rk_daemon *daemon, const struct rk_operation *o
     struct rk_meta_entry fields[RK_JOB_MAX_METRICS];
     struct rk_meta meta = {.entries = fields};
 
-    for (int64_t i = 0; i < job->num_metrics; i++) {
-        const struct rk_job_metric *metric = &job->metrics[i];
+    for (int64_t i = 0; i < job->call.num_metrics; i++) {
+        const struct rk_job_metric *metric = &job->call.metrics[i];
         struct rk_scalar value = {.kind = RK_SCALAR_REAL, .real = metric->value};
 
         if (!isfinite(metric->value))

@@ -100,7 +100,8 @@ void rk_method_call_add_memory_metrics(struct rk_method_call *call)
 
 /* The role that the call addresses. The result is the same on all ranks unless this rank has lost its peers.
  */
-static struct rk_status *find_role(struct rk_role **out, struct rk_worker *worker, const struct rk_job *job)
+static struct rk_status *find_role(struct rk_role **out, struct rk_worker *worker,
+                                   const struct rk_job_call *job)
 {
     struct rk_role *role;
 
@@ -126,7 +127,7 @@ static struct rk_status *find_role(struct rk_role **out, struct rk_worker *worke
 /* Whether the role can run the method now. It may differ from rank to rank: an update was interrupted on
  * some, of this role or of the one whose weights it uses, or some were cancelled before they began. */
 static struct rk_status *check_state(struct rk_worker *worker, const struct rk_role *role,
-                                     const struct rk_job *job)
+                                     const struct rk_job_call *job)
 {
     const struct rk_weights *weights = role->weights;
 
@@ -171,7 +172,7 @@ static void release_peers(struct rk_method_call *call, const struct rk_status *s
     rk_status_free(comm_error);
     if (is_shared || !call->peers_wait || !has_peers(call))
         return;
-    reason = rk_format("%s failed: %s", rk_job_label(call->job, label), rk_status_message(st));
+    reason = rk_format("%s failed: %s", rk_job_call_label(call->job, label), rk_status_message(st));
     rk_worker_give_up(worker, reason);
     rk_free(reason);
 }
@@ -202,7 +203,7 @@ struct rk_status *rk_method_call_no_memory(const struct rk_method_call *call)
     char label[RK_JOB_LABEL_BYTES];
 
     return RK_FAIL(RK_RESOURCE_EXHAUSTED, "not enough host memory for the columns of %s",
-                   rk_job_label(call->job, label));
+                   rk_job_call_label(call->job, label));
 }
 
 /* Runs the handler with the needed parts of the role's model on the device. */
@@ -227,7 +228,7 @@ static struct rk_status *run_method(struct rk_method_call *call)
     return rk_status_first(st, left);
 }
 
-struct rk_status *rk_method_call_run(struct rk_worker *worker, struct rk_job *job)
+struct rk_status *rk_method_call_run(struct rk_worker *worker, struct rk_job_call *job)
 {
     struct rk_method_call call = {
         .worker = worker,

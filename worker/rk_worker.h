@@ -39,24 +39,16 @@ struct rk_job_metric {
     const char *reduce; /* "sum", "mean", "max", "min", "last"; static */
 };
 
-/* One job. The daemon fills the request part, submits, and reads the result part after on_done. */
-struct rk_job {
-    rk_job_kind_t kind;
-    void *user; /* the daemon's */
-
-    /* METHOD: request. input, options and plan_arena are owned by the job. */
-    const struct rk_method *method;
-    char role[32];
-    struct rk_batch *input;  /* NULL when the method takes no columns */
-    struct rk_json *options; /* completed by rk_method_complete_options */
-    struct rk_plan plan;     /* lives in plan_arena */
-    struct rk_arena *plan_arena;
-    uint64_t seq;       /* of the call, for messages */
-    bool collect;       /* false: the output may stay empty */
-    int64_t timeout_ms; /* 0: none; enforced by W */
-
-    /* OPEN_ENDPOINT, CONFIGURE: request */
+/* Of RK_JOB_OPEN_ENDPOINT. */
+struct rk_job_endpoint {
     bool make_comm_id;
+    /* result */
+    char comm_address[256];
+    uint8_t comm_id[128]; /* of make_comm_id */
+};
+
+/* Of RK_JOB_CONFIGURE. */
+struct rk_job_configure {
     int32_t rank, world_size;
     uint64_t mesh_generation;
     int64_t num_meshes;
@@ -66,13 +58,23 @@ struct rk_job {
     } meshes[RK_LIMIT_ROLES];
     char **comm_addresses; /* [world_size], owned */
     uint8_t comm_id[128];
+};
 
+/* Of RK_JOB_METHOD. */
+struct rk_job_call {
+    const struct rk_method *method;
+    char role[32];
+    struct rk_batch *input;      /* owned; NULL when the method takes no columns */
+    struct rk_json *options;     /* owned; completed by rk_method_complete_options */
+    struct rk_plan plan;         /* lives in plan_arena */
+    struct rk_arena *plan_arena; /* owned */
+    uint64_t seq;                /* of the call, for messages */
+    bool collect;                /* false: the output may stay empty */
+    int64_t timeout_ms;          /* 0: none; enforced by W */
     /* result */
-    struct rk_status *status; /* owned; NULL is success */
-    struct rk_batch *output;  /* owned; may be NULL */
+    struct rk_batch *output; /* owned; may be NULL */
     struct rk_job_metric metrics[RK_JOB_MAX_METRICS];
     int64_t num_metrics;
-    uint64_t device_ns, peak_device_bytes;
     uint64_t num_tokens; /* processed or sampled by this rank's replica; 0: the method has none */
     /* generate_sequences: tokens of the prompts, and how long each response's first token took. */
     uint64_t num_prompt_tokens;
@@ -81,12 +83,25 @@ struct rk_job {
     /* A checkpoint that this call has completed, this rank's part; 0 bytes: none. */
     uint64_t checkpoint_bytes;
     double checkpoint_seconds; /* since its save began */
-    char comm_address[256];
+};
+
+/* One job. The daemon fills the request of its kind, submits, and reads the result after on_done. */
+struct rk_job {
+    rk_job_kind_t kind;
+    void *user; /* the daemon's */
+    union {     /* the member of `kind`; RK_JOB_DROP_MODELS has none */
+        struct rk_job_endpoint endpoint;
+        struct rk_job_configure configure;
+        struct rk_job_call call;
+    };
+    /* result */
+    struct rk_status *status; /* owned; NULL is success */
+    uint64_t device_ns, peak_device_bytes;
 };
 
 struct rk_job *rk_job_create(rk_job_kind_t kind);
 void rk_job_destroy(struct rk_job *job); /* frees what it owns; NULL is a no-op */
-void rk_job_add_metric(struct rk_job *job, const char *name, double value, const char *reduce);
+void rk_job_add_metric(struct rk_job_call *job, const char *name, double value, const char *reduce);
 
 struct rk_tls; /* base/rk_tls.h */
 

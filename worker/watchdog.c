@@ -57,7 +57,7 @@ static char *find_reason(struct rk_worker *worker)
     const struct rk_worker_config *config = &worker->config;
     struct rk_comm_activity activity = {0};
     int64_t now = rk_time_now_ns();
-    int64_t timeout_ms = running->job->timeout_ms;
+    int64_t timeout_ms = running->job->kind == RK_JOB_METHOD ? running->job->call.timeout_ms : 0;
     char label[RK_JOB_LABEL_BYTES];
 
     rk_job_label(running->job, label);

@@ -60,12 +60,12 @@ static struct rk_status *run_job(struct rk_worker *worker, struct rk_job *job)
 {
     switch (job->kind) {
     case RK_JOB_OPEN_ENDPOINT:
-        return rk_world_open_endpoint(worker, job);
+        return rk_world_open_endpoint(worker, &job->endpoint);
     case RK_JOB_CONFIGURE:
         end_profile(worker);
-        return rk_world_configure(worker, job);
+        return rk_world_configure(worker, &job->configure);
     case RK_JOB_METHOD:
-        return rk_method_call_run(worker, job);
+        return rk_method_call_run(worker, &job->call);
     case RK_JOB_DROP_MODELS:
         end_profile(worker);
         rk_world_drop_all(worker);
@@ -131,12 +131,24 @@ static uint64_t planned_tokens(const struct rk_plan *plan)
     return all;
 }
 
+static void settle_call(struct rk_job_call *call, bool has_failed)
+{
+    if (call->num_tokens == 0)
+        call->num_tokens = planned_tokens(&call->plan);
+    if (!has_failed)
+        return;
+    rk_batch_destroy(call->output);
+    call->output = NULL;
+    call->num_metrics = 0;
+}
+
 static void run_and_settle(struct rk_worker *worker, struct rk_job *job)
 {
     int64_t begin = rk_time_now_ns();
     char label[RK_JOB_LABEL_BYTES];
+    uint64_t seq = job->kind == RK_JOB_METHOD ? job->call.seq : 0;
     uint64_t flight = rk_flight_begin(&(struct rk_flight_entry){
-        .kind = RK_FLIGHT_CALL, .what = rk_job_label(job, label), .where = "", .seq = job->seq});
+        .kind = RK_FLIGHT_CALL, .what = rk_job_label(job, label), .where = "", .seq = seq});
     struct rk_status *st;
 
     rk_device_reset_peak(worker->device);
@@ -150,8 +162,6 @@ static void run_and_settle(struct rk_worker *worker, struct rk_job *job)
         rk_trace_flush(worker->trace);
     }
     job->device_ns = (uint64_t)(rk_time_now_ns() - begin);
-    if (job->num_tokens == 0)
-        job->num_tokens = planned_tokens(&job->plan);
     job->peak_device_bytes = rk_device_get_stats(worker->device).peak_bytes;
     settle_world(worker, st);
     rk_worker_publish(worker);
@@ -160,11 +170,8 @@ static void run_and_settle(struct rk_worker *worker, struct rk_job *job)
     job->status = settle_status(&worker->running, st);
     worker->running = (struct rk_running_job){0};
     pthread_mutex_unlock(&worker->lock);
-    if (job->status) {
-        rk_batch_destroy(job->output);
-        job->output = NULL;
-        job->num_metrics = 0;
-    }
+    if (job->kind == RK_JOB_METHOD)
+        settle_call(&job->call, job->status != NULL);
 }
 
 /* Takes the first queued job and makes it the running one. Needs the lock. */

@@ -121,6 +121,7 @@ struct rk_worker {
 /* "actor.update_actor", "configure", ... for messages. */
 #define RK_JOB_LABEL_BYTES 96
 const char *rk_job_label(const struct rk_job *job, char buf[RK_JOB_LABEL_BYTES]);
+const char *rk_job_call_label(const struct rk_job_call *job, char buf[RK_JOB_LABEL_BYTES]);
 
 /* --- watchdog.c --- */
 void *rk_watchdog_main(void *worker);
@@ -161,8 +162,9 @@ void rk_role_fini(struct rk_role *role);
 char *rk_role_names(const struct rk_worker *worker);
 
 /* --- world.c. Engine thread. --- */
-struct rk_status *rk_world_open_endpoint(struct rk_worker *worker, struct rk_job *job) RK_NODISCARD;
-struct rk_status *rk_world_configure(struct rk_worker *worker, struct rk_job *job) RK_NODISCARD;
+struct rk_status *rk_world_open_endpoint(struct rk_worker *worker, struct rk_job_endpoint *job) RK_NODISCARD;
+struct rk_status *rk_world_configure(struct rk_worker *worker,
+                                     const struct rk_job_configure *job) RK_NODISCARD;
 /* Frees communicators and the world; keeps models. */
 void rk_world_teardown(struct rk_worker *worker);
 /* Frees models, communicators, the world and the endpoint. */
@@ -185,7 +187,7 @@ uint64_t rk_worker_away_bytes(const struct rk_worker *worker, const struct rk_ro
 struct rk_method_call {
     struct rk_worker *worker;
     struct rk_role *role;
-    struct rk_job *job;
+    struct rk_job_call *job;
     struct rk_arena *arena; /* host memory of the call */
     struct rk_engine_hooks hooks;
     /* The ranks that take part; NULL: those of the role's mesh, or this one alone. */
@@ -195,7 +197,7 @@ struct rk_method_call {
     bool peers_wait;
 };
 
-struct rk_status *rk_method_call_run(struct rk_worker *worker, struct rk_job *job) RK_NODISCARD;
+struct rk_status *rk_method_call_run(struct rk_worker *worker, struct rk_job_call *job) RK_NODISCARD;
 /* Collective over the call's ranks; takes `st`, the status of this rank so far. NULL on all ranks when all
  * passed NULL; otherwise all fail, and none waits for another. */
 struct rk_status *rk_method_call_agree(struct rk_method_call *call, struct rk_status *st) RK_NODISCARD;
@@ -266,6 +268,9 @@ void rk_rows_gather_ids(const struct rk_rows *rows, int64_t width, const int32_t
 /* column[cells[t]] = packed[t] where there is a label. */
 void rk_rows_scatter(const struct rk_rows *rows, int64_t width, const double *packed, float *column);
 void rk_rows_scatter_ids(const struct rk_rows *rows, int64_t width, const int32_t *packed, int32_t *column);
+
+/* --- plan_checks.c --- */
+
 /* The micro-batch of this rank's replica. */
 const struct rk_micro_batch *rk_method_call_micro_batch(const struct rk_method_call *call,
                                                         const struct rk_mini_batch *mini, int32_t i);

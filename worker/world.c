@@ -18,7 +18,7 @@
 /* The driver configures all ranks at once. */
 #define CONNECT_TIMEOUT_MS 30000
 
-struct rk_status *rk_world_open_endpoint(struct rk_worker *worker, struct rk_job *job)
+struct rk_status *rk_world_open_endpoint(struct rk_worker *worker, struct rk_job_endpoint *job)
 {
     const struct rk_comm_endpoint_config config = {
         .struct_size = sizeof(config),
@@ -105,7 +105,7 @@ void rk_world_drop_all(struct rk_worker *worker)
     pthread_mutex_unlock(&worker->lock);
 }
 
-static struct rk_status *check_job(const struct rk_worker *worker, const struct rk_job *job)
+static struct rk_status *check_job(const struct rk_worker *worker, const struct rk_job_configure *job)
 {
     if (job->world_size < 1 || job->rank < 0 || job->rank >= job->world_size)
         return RK_FAIL(RK_INVALID_ARGUMENT, "rank=%d: expected a rank of the world of %d", job->rank,
@@ -133,14 +133,14 @@ static struct rk_status *check_job(const struct rk_worker *worker, const struct 
 }
 
 static bool stays_in_place(const struct rk_worker *worker, const struct rk_role *role,
-                           const struct rk_job *job, const struct rk_mesh *mesh)
+                           const struct rk_job_configure *job, const struct rk_mesh *mesh)
 {
     return worker->rank == job->rank && rk_mesh_equal(role->mesh, mesh);
 }
 
 /* Whether the role's weights are those of its coordinates in the new mesh, which has one replica. */
 static bool becomes_only_replica(const struct rk_worker *worker, const struct rk_role *role,
-                                 const struct rk_job *job, const struct rk_mesh *mesh)
+                                 const struct rk_job_configure *job, const struct rk_mesh *mesh)
 {
     static const rk_axis_t axes[] = {RK_AXIS_TP, RK_AXIS_CP, RK_AXIS_PP, RK_AXIS_ETP, RK_AXIS_EP};
     struct rk_mesh_coords before, after;
@@ -158,7 +158,7 @@ static bool becomes_only_replica(const struct rk_worker *worker, const struct rk
 }
 
 /* The role of that name, if its model can be kept. */
-static struct rk_role *find_kept(struct rk_worker *worker, const struct rk_job *job, int64_t i)
+static struct rk_role *find_kept(struct rk_worker *worker, const struct rk_job_configure *job, int64_t i)
 {
     struct rk_role *role = rk_role_find(worker, job->meshes[i].role);
     const struct rk_mesh *mesh = job->meshes[i].mesh;
@@ -171,7 +171,7 @@ static struct rk_role *find_kept(struct rk_worker *worker, const struct rk_job *
 /* Moves the role to the new list. Also takes `mesh`, its new one: an equal old mesh is
  * kept, and with it the pointer. */
 static void keep_role(struct rk_role *out, const struct rk_worker *worker, struct rk_role *old,
-                      const struct rk_job *job, struct rk_mesh *mesh)
+                      const struct rk_job_configure *job, struct rk_mesh *mesh)
 {
     bool is_in_place = stays_in_place(worker, old, job, mesh);
 
@@ -187,7 +187,7 @@ static void keep_role(struct rk_role *out, const struct rk_worker *worker, struc
 }
 
 /* Drops the models that cannot be kept, and those that share their weights. */
-static void drop_changed_models(struct rk_worker *worker, const struct rk_job *job)
+static void drop_changed_models(struct rk_worker *worker, const struct rk_job_configure *job)
 {
     for (int32_t r = 0; r < worker->num_roles; r++) {
         struct rk_role *role = &worker->roles[r];
@@ -201,7 +201,7 @@ static void drop_changed_models(struct rk_worker *worker, const struct rk_job *j
 }
 
 /* Replaces the list of roles by that of the job. */
-static struct rk_status *adopt_roles(struct rk_worker *worker, const struct rk_job *job)
+static struct rk_status *adopt_roles(struct rk_worker *worker, const struct rk_job_configure *job)
 {
     struct rk_role roles[RK_LIMIT_ROLES] = {0};
     struct rk_mesh *meshes[RK_LIMIT_ROLES] = {0};
@@ -254,7 +254,7 @@ static struct rk_status *link_weights(struct rk_worker *worker, struct rk_comm_w
 }
 
 static struct rk_status *create_world(struct rk_comm_world **out, struct rk_worker *worker,
-                                      const struct rk_job *job)
+                                      const struct rk_job_configure *job)
 {
     const struct rk_comm_world_config config = {
         .struct_size = sizeof(config),
@@ -281,7 +281,7 @@ static struct rk_status *create_world(struct rk_comm_world **out, struct rk_work
     return rk_comm_world_create(out, endpoint, &config);
 }
 
-static struct rk_status *join_world(struct rk_worker *worker, const struct rk_job *job)
+static struct rk_status *join_world(struct rk_worker *worker, const struct rk_job_configure *job)
 {
     struct rk_comm_world *world;
 
@@ -296,7 +296,7 @@ static struct rk_status *join_world(struct rk_worker *worker, const struct rk_jo
     return link_weights(worker, world);
 }
 
-struct rk_status *rk_world_configure(struct rk_worker *worker, struct rk_job *job)
+struct rk_status *rk_world_configure(struct rk_worker *worker, const struct rk_job_configure *job)
 {
     struct rk_status *st;
 

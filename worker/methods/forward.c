@@ -96,7 +96,7 @@ static struct rk_status *add_columns(struct forward *f)
 {
     const int64_t shape[] = {f->rows.num_rows, f->rows.num_responses};
     int32_t rank = f->kind->is_at_last_token ? 1 : 2;
-    struct rk_job *job = f->call->job;
+    struct rk_job_call *job = f->call->job;
 
     RK_TRY(rk_batch_create(&job->output, f->rows.num_rows));
     for (int i = 0; has_output(f->kind, i); i++) {

@@ -34,7 +34,7 @@ static struct rk_status *add_columns(struct output *out, struct rk_generation *g
 {
     int64_t num_columns = g->prompt_columns + g->response_columns;
     const int64_t shape[] = {g->num_rows, g->response_columns};
-    struct rk_job *job = g->call->job;
+    struct rk_job_call *job = g->call->job;
     void *data;
 
     RK_TRY(rk_batch_create(&job->output, g->num_rows));
@@ -77,7 +77,7 @@ static void fill_row(const struct output *out, const struct rk_generation *g, in
 
 static void count_tokens(const struct rk_generation *g)
 {
-    struct rk_job *job = g->call->job;
+    struct rk_job_call *job = g->call->job;
 
     job->first_token_seconds = rk_calloc((size_t)g->num_rows, sizeof(*job->first_token_seconds));
     job->num_first_tokens = g->num_rows;

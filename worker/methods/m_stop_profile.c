@@ -51,7 +51,7 @@ static struct rk_status *put_column(struct rk_method_call *call, const struct rk
 struct rk_status *rk_m_stop_profile(struct rk_method_call *call)
 {
     struct rk_worker *worker = call->worker;
-    struct rk_job *job = call->job;
+    struct rk_job_call *job = call->job;
     struct rk_str text = {0};
     int64_t offset_ns;
     struct rk_status *st;

@@ -90,7 +90,7 @@ static struct rk_status *move_present(struct rk_method_call *call, const struct 
 /* Bytes of this rank; the sum over the ranks is the transferred total. */
 static struct rk_status *report(struct rk_method_call *call, const struct rk_reshard_result *result)
 {
-    struct rk_job *job = call->job;
+    struct rk_job_call *job = call->job;
 
     RK_TRY(rk_batch_create(&job->output, 0));
     rk_batch_set_meta(job->output, "rank", rk_json_new_int(call->worker->rank));

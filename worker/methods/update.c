@@ -149,7 +149,7 @@ struct rk_status *rk_update_check_no_gradients(const struct rk_role *role, const
 /* Checks of a kind that takes no step, and of one that does. */
 static struct rk_status *check_kind(const struct update *u)
 {
-    const struct rk_job *job = u->call->job;
+    const struct rk_job_call *job = u->call->job;
 
     if (!u->kind->only_accumulates)
         return rk_update_check_no_gradients(u->call->role, job->method->name);
@@ -162,7 +162,7 @@ static struct rk_status *check_kind(const struct update *u)
 static struct rk_status *add_log_probs(struct update *u)
 {
     const int64_t shape[] = {u->rows.num_rows, u->rows.num_responses};
-    struct rk_job *job = u->call->job;
+    struct rk_job_call *job = u->call->job;
     void *data;
 
     if (!u->kind->only_accumulates || !job->collect)

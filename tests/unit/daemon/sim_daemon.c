@@ -133,7 +133,7 @@ static void finish_meeting(void *user)
 
         if (!host->is_up || host->num_queued == 0 || host->queue[0].tag != tag || !host->queue[0].is_meeting)
             continue; /* it was started again meanwhile */
-        rk_job_add_metric(host->queue[0].job, "tag", (double)tag, "last");
+        rk_job_add_metric(&host->queue[0].job->call, "tag", (double)tag, "last");
         give_back(host, 0, NULL);
     }
 }
@@ -195,7 +195,7 @@ void rk_worker_submit(struct rk_worker *worker, struct rk_job *job)
                  (int)host->submitted_seq, (int)operation->epoch);
     host->submitted_epoch = operation->epoch;
     host->submitted_seq = operation->seq;
-    host->queue[host->num_queued++] = (struct sim_job){job, operation, (uint64_t)job->timeout_ms, false};
+    host->queue[host->num_queued++] = (struct sim_job){job, operation, (uint64_t)job->call.timeout_ms, false};
     sim_at(SIM_MS(1), on_submitted, NULL);
 }
 

@@ -28,9 +28,9 @@ static struct rk_job *new_job(const char *role, rk_method_id_t method)
 {
     struct rk_job *job = rk_job_create(RK_JOB_METHOD);
 
-    job->method = rk_method_get(method);
+    job->call.method = rk_method_get(method);
     job->device_ns = 2000000000;
-    snprintf(job->role, sizeof(job->role), "%s", role);
+    snprintf(job->call.role, sizeof(job->call.role), "%s", role);
     return job;
 }
 
@@ -66,14 +66,14 @@ static void test_count_job_keeps_the_last_metrics(void **state)
     struct rk_job *job = new_job("actor", RK_METHOD_UPDATE_ACTOR);
 
     (void)state;
-    rk_job_add_metric(job, "actor/pg_loss", 1.0, "sum");
-    rk_job_add_metric(job, "actor/grad_norm", 2.0, "mean");
+    rk_job_add_metric(&job->call, "actor/pg_loss", 1.0, "sum");
+    rk_job_add_metric(&job->call, "actor/grad_norm", 2.0, "mean");
     end_job(job);
     job = new_job("critic", RK_METHOD_UPDATE_CRITIC);
-    rk_job_add_metric(job, "critic/vf_loss", 3.0, "sum");
+    rk_job_add_metric(&job->call, "critic/vf_loss", 3.0, "sum");
     end_job(job);
     job = new_job("actor", RK_METHOD_UPDATE_ACTOR);
-    rk_job_add_metric(job, "actor/pg_loss", 4.0, "sum");
+    rk_job_add_metric(&job->call, "actor/pg_loss", 4.0, "sum");
     end_job(job);
     job = new_job("critic", RK_METHOD_UPDATE_CRITIC);
     job->status = RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank 1 is lost");
@@ -98,12 +98,12 @@ static void test_count_job_tokens_and_checkpoints(void **state)
     for (int i = 0; i < 3; i++) {
         struct rk_job *job = new_job("rollout", RK_METHOD_GENERATE_SEQUENCES);
 
-        job->num_tokens = 100;
-        job->num_prompt_tokens = 7;
-        job->num_first_tokens = 2;
-        job->first_token_seconds = rk_calloc(2, sizeof(double));
-        job->first_token_seconds[0] = 0.02;
-        job->first_token_seconds[1] = 5.0;
+        job->call.num_tokens = 100;
+        job->call.num_prompt_tokens = 7;
+        job->call.num_first_tokens = 2;
+        job->call.first_token_seconds = rk_calloc(2, sizeof(double));
+        job->call.first_token_seconds[0] = 0.02;
+        job->call.first_token_seconds[1] = 5.0;
         if (i == 2)
             job->status = RK_FAIL(RK_ABORTED, "lost");
         end_job(job);
@@ -115,8 +115,8 @@ static void test_count_job_tokens_and_checkpoints(void **state)
     for (int i = 0; i < 2; i++) {
         struct rk_job *job = new_job("actor", RK_METHOD_SAVE_CHECKPOINT);
 
-        job->checkpoint_bytes = i == 0 ? 1000 : 0; /* the second one goes on beside training */
-        job->checkpoint_seconds = 2.5;
+        job->call.checkpoint_bytes = i == 0 ? 1000 : 0; /* the second one goes on beside training */
+        job->call.checkpoint_seconds = 2.5;
         end_job(job);
     }
     assert_int_equal(metrics->checkpoint_bytes, 1000);
@@ -138,7 +138,7 @@ static void test_count_job_series_are_bounded(void **state)
         job = new_job(text, RK_METHOD_UPDATE_ACTOR);
         for (int m = 0; m < RK_JOB_MAX_METRICS; m++) {
             snprintf(text, sizeof(text), "m%d", m);
-            rk_job_add_metric(job, text, m, "last");
+            rk_job_add_metric(&job->call, text, m, "last");
         }
         end_job(job);
         snprintf(text, sizeof(text), "R%d", i);

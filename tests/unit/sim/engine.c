@@ -137,15 +137,15 @@ static void save(struct sim_host *host, const struct sim_call *call)
 /* Each row's answer is made from the row. */
 static struct rk_status *generate(struct rk_job *job)
 {
-    int64_t shape[2], num_rows = rk_batch_num_rows(job->input);
+    int64_t shape[2], num_rows = rk_batch_num_rows(job->call.input);
     const int64_t *prompts;
     const void *data;
     void *out;
 
-    RK_TRY(rk_batch_get_dense(job->input, "prompts", RK_DTYPE_I64, 2, shape, &data));
+    RK_TRY(rk_batch_get_dense(job->call.input, "prompts", RK_DTYPE_I64, 2, shape, &data));
     prompts = data;
-    RK_TRY(rk_batch_create(&job->output, num_rows));
-    RK_TRY(rk_batch_add_dense(job->output, "responses", RK_DTYPE_I64, 2, shape, &out));
+    RK_TRY(rk_batch_create(&job->call.output, num_rows));
+    RK_TRY(rk_batch_add_dense(job->call.output, "responses", RK_DTYPE_I64, 2, shape, &out));
     for (int64_t i = 0; i < num_rows * shape[1]; i++)
         ((int64_t *)out)[i] = 3 * prompts[i] + 1;
     return NULL;
@@ -165,12 +165,12 @@ static struct rk_status *run_method(struct sim_host *host, const struct sim_job 
     if (call->kind != SIM_SAVE)
         apply(host, head->tag);
     save(host, call);
-    rk_job_add_metric(head->job, "tag", (double)head->tag, "last");
-    rk_job_add_metric(head->job, "state", (double)host->states[call->role], "last");
+    rk_job_add_metric(&head->job->call, "tag", (double)head->tag, "last");
+    rk_job_add_metric(&head->job->call, "state", (double)host->states[call->role], "last");
     return NULL;
 }
 
-static void join_world(struct sim_host *host, struct rk_job *job)
+static void join_world(struct sim_host *host, const struct rk_job_configure *job)
 {
     memcpy(&host->world, job->comm_id, sizeof(host->world));
     host->mesh_generation = job->mesh_generation;
@@ -187,7 +187,7 @@ static void finish_head(void *user, uint64_t number)
     if (head->tag)
         st = run_method(host, head);
     else if (head->job->kind == RK_JOB_CONFIGURE)
-        join_world(host, head->job);
+        join_world(host, &head->job->configure);
     give_back(host, 0, st);
 }
 
@@ -206,7 +206,8 @@ static bool is_same(const struct sim_host *host, const struct sim_job *job, stru
     if (!head || head->job->kind != job->job->kind || head->has_met || !head->begun_ns)
         return false;
     if (job->job->kind == RK_JOB_CONFIGURE)
-        return memcmp(head->job->comm_id, job->job->comm_id, sizeof(job->job->comm_id)) == 0;
+        return memcmp(head->job->configure.comm_id, job->job->configure.comm_id,
+                      sizeof(job->job->configure.comm_id)) == 0;
     return head->tag == job->tag && host->world != 0 && other->world == host->world;
 }
 
@@ -273,9 +274,11 @@ static void begin_head(struct sim_host *host, struct sim_job *head)
 
     head->begun_ns = sim->now_ns;
     if (job->kind == RK_JOB_OPEN_ENDPOINT) {
-        snprintf(job->comm_address, sizeof(job->comm_address), "sim:%d", host->rank);
-        if (job->make_comm_id)
-            RK_IGNORE(rk_random_bytes(job->comm_id, sizeof(job->comm_id)), "it cannot fail here");
+        struct rk_job_endpoint *endpoint = &job->endpoint;
+
+        snprintf(endpoint->comm_address, sizeof(endpoint->comm_address), "sim:%d", host->rank);
+        if (endpoint->make_comm_id)
+            RK_IGNORE(rk_random_bytes(endpoint->comm_id, sizeof(endpoint->comm_id)), "it cannot fail here");
         sim_at(host->process, sim_between_ns(0, 10), finish_head, host, head->number);
         return;
     }
@@ -335,7 +338,7 @@ void rk_worker_submit(struct rk_worker *worker, struct rk_job *job)
     if (job->kind == RK_JOB_METHOD) {
         const struct rk_operation *operation = RK_CONTAINER_OF(job->user, struct rk_operation, done_event);
 
-        queued->tag = (uint64_t)(job->timeout_ms - SIM_TIMEOUT_MS);
+        queued->tag = (uint64_t)(job->call.timeout_ms - SIM_TIMEOUT_MS);
         queued->epoch = operation->epoch;
         if (!host->process->is_dead)
             check_order(host, operation);

@@ -99,16 +99,17 @@ static struct rk_job *make_configure_job(const struct test_cluster *cluster, int
                                          int64_t num_meshes)
 {
     struct rk_job *job = rk_job_create(RK_JOB_CONFIGURE);
+    struct rk_job_configure *configure = &job->configure;
 
-    job->rank = rank;
-    job->world_size = cluster->num_ranks;
-    job->mesh_generation = generation;
-    job->num_meshes = num_meshes;
+    configure->rank = rank;
+    configure->world_size = cluster->num_ranks;
+    configure->mesh_generation = generation;
+    configure->num_meshes = num_meshes;
     for (int64_t i = 0; i < num_meshes; i++) {
-        snprintf(job->meshes[i].role, sizeof(job->meshes[i].role), "%s", meshes[i].role);
-        assert_ok(rk_mesh_create(&job->meshes[i].mesh, &meshes[i].spec, cluster->num_ranks));
+        snprintf(configure->meshes[i].role, sizeof(configure->meshes[i].role), "%s", meshes[i].role);
+        assert_ok(rk_mesh_create(&configure->meshes[i].mesh, &meshes[i].spec, cluster->num_ranks));
     }
-    job->comm_addresses = rk_calloc((size_t)cluster->num_ranks, sizeof(*job->comm_addresses));
+    configure->comm_addresses = rk_calloc((size_t)cluster->num_ranks, sizeof(*configure->comm_addresses));
     return job;
 }
 
@@ -119,15 +120,18 @@ void test_cluster_configure(struct test_cluster *cluster, uint64_t generation, c
 
     for (int32_t rank = 0; rank < cluster->num_ranks; rank++) {
         endpoints[rank] = rk_job_create(RK_JOB_OPEN_ENDPOINT);
-        endpoints[rank]->make_comm_id = rank == 0;
+        endpoints[rank]->endpoint.make_comm_id = rank == 0;
         test_cluster_run(cluster, rank, endpoints[rank]);
         assert_ok(rk_status_clone(endpoints[rank]->status));
     }
     for (int32_t rank = 0; rank < cluster->num_ranks; rank++) {
+        struct rk_job_configure *configure;
+
         jobs[rank] = make_configure_job(cluster, rank, generation, meshes, num_meshes);
-        memcpy(jobs[rank]->comm_id, endpoints[0]->comm_id, sizeof(jobs[rank]->comm_id));
+        configure = &jobs[rank]->configure;
+        memcpy(configure->comm_id, endpoints[0]->endpoint.comm_id, sizeof(configure->comm_id));
         for (int32_t peer = 0; peer < cluster->num_ranks; peer++)
-            jobs[rank]->comm_addresses[peer] = rk_strdup(endpoints[peer]->comm_address);
+            configure->comm_addresses[peer] = rk_strdup(endpoints[peer]->endpoint.comm_address);
         rk_worker_submit(cluster->workers[rank], jobs[rank]);
     }
     for (int32_t rank = 0; rank < cluster->num_ranks; rank++) {
@@ -144,14 +148,14 @@ struct rk_job *test_method_job(const char *role, const char *method, const char 
     struct rk_job *job = rk_job_create(RK_JOB_METHOD);
     struct rk_json *given;
 
-    job->method = rk_method_find(method);
-    assert_non_null(job->method);
-    snprintf(job->role, sizeof(job->role), "%s", role);
+    job->call.method = rk_method_find(method);
+    assert_non_null(job->call.method);
+    snprintf(job->call.role, sizeof(job->call.role), "%s", role);
     assert_ok(rk_json_parse(&given, options, strlen(options), "options", 0));
-    assert_ok(rk_method_complete_options(&job->options, job->method, given));
+    assert_ok(rk_method_complete_options(&job->call.options, job->call.method, given));
     rk_json_free(given);
-    job->input = input;
-    job->collect = true;
+    job->call.input = input;
+    job->call.collect = true;
     return job;
 }
 
@@ -282,16 +286,16 @@ void test_plan(struct rk_job *job, struct rk_batch *const *chunks, int32_t num_r
         for (int64_t c = 0; c < shape[1]; c++)
             loss_tokens[i] += ((const int64_t *)data)[row * shape[1] + c];
     }
-    job->plan_arena = rk_arena_create(4096, 0);
-    assert_ok(rk_plan_build(&job->plan, job->plan_arena, &request));
+    job->call.plan_arena = rk_arena_create(4096, 0);
+    assert_ok(rk_plan_build(&job->call.plan, job->call.plan_arena, &request));
     rk_free(seqlens);
     rk_free(loss_tokens);
 }
 
 double test_metric(const struct rk_job *job, const char *name)
 {
-    for (int64_t i = 0; i < job->num_metrics; i++)
-        if (strcmp(job->metrics[i].name, name) == 0)
-            return job->metrics[i].value;
+    for (int64_t i = 0; i < job->call.num_metrics; i++)
+        if (strcmp(job->call.metrics[i].name, name) == 0)
+            return job->call.metrics[i].value;
     return NAN;
 }

@@ -57,9 +57,9 @@ static void fixture_init(struct fixture *f)
 
     memset(f, 0, sizeof(*f));
     f->job = rk_job_create(RK_JOB_METHOD);
-    f->job->method = rk_method_get(RK_METHOD_UPDATE_ACTOR);
-    assert_ok(rk_batch_create(&f->job->input, ROWS));
-    batch = f->job->input;
+    f->job->call.method = rk_method_get(RK_METHOD_UPDATE_ACTOR);
+    assert_ok(rk_batch_create(&f->job->call.input, ROWS));
+    batch = f->job->call.input;
     f->input_ids = add(batch, "input_ids", input_ids, SEQ);
     f->attention_mask = add(batch, "attention_mask", attention_mask, SEQ);
     f->position_ids = add(batch, "position_ids", position_ids, SEQ);
@@ -67,7 +67,7 @@ static void fixture_init(struct fixture *f)
     f->responses = add(batch, "responses", response_mask, RESPONSE);
     for (int64_t row = 0; row < ROWS; row++)
         memcpy(f->responses + row * RESPONSE, input_ids[row] + PROMPT, RESPONSE * sizeof(int64_t));
-    f->call.job = f->job;
+    f->call.job = &f->job->call;
     f->call.arena = rk_arena_create(4096, 0);
 }
 
@@ -185,10 +185,10 @@ static void test_find_column_checks_shape_and_presence(void **state)
     assert_null(column);
     assert_fails(rk_rows_find(&f.rows, &f.call, "advantages", true, &column), RK_INVALID_ARGUMENT,
                  "advantages");
-    assert_ok(rk_batch_add_dense(f.job->input, "advantages", RK_DTYPE_F32, 2, narrow, &data));
+    assert_ok(rk_batch_add_dense(f.job->call.input, "advantages", RK_DTYPE_F32, 2, narrow, &data));
     assert_fails(rk_rows_find(&f.rows, &f.call, "advantages", false, &column), RK_INVALID_ARGUMENT,
                  "advantages");
-    assert_ok(rk_batch_add_dense(f.job->input, "advantages", RK_DTYPE_F32, 2, good, &data));
+    assert_ok(rk_batch_add_dense(f.job->call.input, "advantages", RK_DTYPE_F32, 2, good, &data));
     assert_ok(rk_rows_find(&f.rows, &f.call, "advantages", true, &column));
     assert_ptr_equal(column, data);
     fixture_fini(&f);
@@ -228,26 +228,26 @@ static void break_empty_prompt(struct fixture *f)
 }
 static void break_missing(struct fixture *f)
 {
-    rk_batch_remove(f->job->input, "position_ids");
+    rk_batch_remove(f->job->call.input, "position_ids");
 }
 static void break_dtype(struct fixture *f)
 {
     const int64_t shape[] = {ROWS, SEQ};
     void *data;
 
-    assert_ok(rk_batch_add_dense(f->job->input, "attention_mask", RK_DTYPE_I32, 2, shape, &data));
+    assert_ok(rk_batch_add_dense(f->job->call.input, "attention_mask", RK_DTYPE_I32, 2, shape, &data));
 }
 static void break_width(struct fixture *f)
 {
     const int64_t shape[] = {ROWS, SEQ - 1};
     void *data;
 
-    assert_ok(rk_batch_add_dense(f->job->input, "position_ids", RK_DTYPE_I64, 2, shape, &data));
+    assert_ok(rk_batch_add_dense(f->job->call.input, "position_ids", RK_DTYPE_I64, 2, shape, &data));
 }
 static void break_batch(struct fixture *f)
 {
-    rk_batch_destroy(f->job->input);
-    f->job->input = NULL;
+    rk_batch_destroy(f->job->call.input);
+    f->job->call.input = NULL;
 }
 
 /* Goal: everything that could make packing or the model fail is refused at the start, by name and place. */
@@ -363,14 +363,14 @@ static void test_check_plan_holds_sizes_against_mesh_and_layout(void **state)
         role.layout.vpp = cases[i].vpp;
         f.call.role = &role;
         f.call.worker = worker;
-        f.job->plan = (struct rk_plan){.num_mini = 1, .mini = &mini};
+        f.job->call.plan = (struct rk_plan){.num_mini = 1, .mini = &mini};
         assert_ok(rk_rows_open(&f.rows, &f.call, &config, NULL));
         if (cases[i].error)
             assert_fails(rk_method_call_check_plan(&f.call, &f.rows, cases[i].trains), RK_INVALID_ARGUMENT,
                          cases[i].error);
         else
             assert_ok(rk_method_call_check_plan(&f.call, &f.rows, cases[i].trains));
-        f.job->plan = (struct rk_plan){0};
+        f.job->call.plan = (struct rk_plan){0};
         rk_mesh_destroy(role.mesh);
         rk_free(worker);
         fixture_fini(&f);

@@ -86,15 +86,16 @@ static void test_method_before_configure_is_refused(void **state)
 static struct rk_job *configure_job(int32_t rank, int32_t world_size, const char *const *roles)
 {
     struct rk_job *job = rk_job_create(RK_JOB_CONFIGURE);
+    struct rk_job_configure *configure = &job->configure;
 
-    job->rank = rank;
-    job->world_size = world_size;
-    for (; roles[job->num_meshes]; job->num_meshes++) {
+    configure->rank = rank;
+    configure->world_size = world_size;
+    for (; roles[configure->num_meshes]; configure->num_meshes++) {
         const struct rk_mesh_spec spec = {0};
 
-        snprintf(job->meshes[job->num_meshes].role, sizeof(job->meshes[0].role), "%s",
-                 roles[job->num_meshes]);
-        assert_ok(rk_mesh_create(&job->meshes[job->num_meshes].mesh, &spec, 1));
+        snprintf(configure->meshes[configure->num_meshes].role, sizeof(configure->meshes[0].role), "%s",
+                 roles[configure->num_meshes]);
+        assert_ok(rk_mesh_create(&configure->meshes[configure->num_meshes].mesh, &spec, 1));
     }
     return job;
 }
@@ -190,7 +191,7 @@ static void test_cancel_running_job_ends_it(void **state)
                         "flagged");
     test_cluster_wait(&cluster, job);
     assert_fails(rk_status_clone(job->status), RK_CANCELLED, "the user pressed Ctrl-C");
-    assert_null(job->output);
+    assert_null(job->call.output);
     rk_job_destroy(job);
     rk_worker_get_snapshot(cluster.workers[0], &snapshot);
     assert_true(snapshot.is_configured);
@@ -263,7 +264,7 @@ static void test_job_over_its_timeout_is_ended(void **state)
 
     (void)state;
     open_with_models(&cluster, NULL);
-    job->timeout_ms = 20;
+    job->call.timeout_ms = 20;
     test_cluster_run(&cluster, 0, job);
     assert_string_equal(rk_status_reason(job->status), "WATCHDOG");
     assert_fails(rk_status_clone(job->status), RK_DEADLINE_EXCEEDED, "rollout.generate_sequences");
@@ -291,7 +292,7 @@ static void test_job_without_progress_is_ended(void **state)
     rk_job_destroy(job);
     test_cluster_configure(&cluster, 2, meshes, 3);
     job = long_job();
-    rk_json_set(job->options, "response_length", rk_json_new_int(1000));
+    rk_json_set(job->call.options, "response_length", rk_json_new_int(1000));
     test_cluster_run(&cluster, 0, job);
     assert_ok(rk_status_clone(job->status));
     rk_job_destroy(job);

@@ -71,12 +71,12 @@ static struct rk_status *load(struct test_cluster *cluster, const char *name, in
 
 static const char *meta_string(const struct rk_job *job, const char *key)
 {
-    return rk_json_as_string(rk_json_find(rk_batch_meta(job->output), key), "none");
+    return rk_json_as_string(rk_json_find(rk_batch_meta(job->call.output), key), "none");
 }
 
 static int64_t meta_int(const struct rk_job *job, const char *key)
 {
-    return rk_json_as_int(rk_json_find(rk_batch_meta(job->output), key), -1);
+    return rk_json_as_int(rk_json_find(rk_batch_meta(job->call.output), key), -1);
 }
 
 /* Whether the shards of rank `rank` have the same bytes. */
@@ -128,7 +128,7 @@ static void test_save_and_load_of_two_ranks(void **state)
     assert_ok(load(&cluster, "two", 1, "", &job));
     assert_int_equal(meta_int(job, "global_step"), 1);
     assert_int_equal(meta_int(job, "weight_version"), 0);
-    assert_int_equal(rk_json_count(rk_json_find(rk_batch_meta(job->output), "contents")), 3);
+    assert_int_equal(rk_json_count(rk_json_find(rk_batch_meta(job->call.output), "contents")), 3);
     rk_job_destroy(job);
     assert_ok(save(&cluster, "two", 3, "", NULL));
     assert_true(is_same_shard("two", 1, 3, 0));
@@ -288,7 +288,8 @@ static void test_memory_report_counts_the_copy(void **state)
     test_cluster_init_model(&cluster, "actor", "");
     for (int i = 0; i < 2; i++) {
         assert_ok(call(&cluster, "actor", "memory_report", "{}", &job));
-        bytes[i] = rk_json_as_int(rk_json_find_path(rk_batch_meta(job->output), "held.checkpoint_host"), -1);
+        bytes[i] =
+            rk_json_as_int(rk_json_find_path(rk_batch_meta(job->call.output), "held.checkpoint_host"), -1);
         rk_job_destroy(job);
         assert_ok(save(&cluster, "memory", i, ", \"check_only\": true", NULL));
     }

@@ -114,7 +114,7 @@ static void collect(const struct test_cluster *cluster, int32_t dp, struct rk_jo
     int32_t tp = cluster->num_ranks / dp;
 
     for (int32_t d = 0; d < dp; d++)
-        memcpy(out + d * count, rk_column_values(rk_batch_find(jobs[d * tp]->output, name)),
+        memcpy(out + d * count, rk_column_values(rk_batch_find(jobs[d * tp]->call.output, name)),
                (size_t)count * sizeof(float));
 }
 
@@ -124,7 +124,8 @@ static void collect_ids(const struct test_cluster *cluster, int32_t dp, struct r
     int32_t tp = cluster->num_ranks / dp;
 
     for (int32_t d = 0; d < dp; d++)
-        memcpy(out + d * count, rk_column_values(rk_batch_find(jobs[d * tp]->output, "teacher_topk_ids")),
+        memcpy(out + d * count,
+               rk_column_values(rk_batch_find(jobs[d * tp]->call.output, "teacher_topk_ids")),
                (size_t)count * sizeof(int32_t));
 }
 
@@ -524,7 +525,7 @@ static void test_update_dpo_separated_pair_is_refused(void **state)
         assert_ok(rk_batch_select(&input, batch, dpo_columns, NULL));
         job = test_method_job("actor", "update_dpo", "{}", input);
         test_plan(job, &input, 1, "response_mask", ROWS, ROWS);
-        memcpy((uint32_t *)job->plan.mini[0].micro[0].rows, orders[i], sizeof(orders[i]));
+        memcpy((uint32_t *)job->call.plan.mini[0].micro[0].rows, orders[i], sizeof(orders[i]));
         rk_worker_submit(cluster.workers[0], job);
         test_cluster_wait(&cluster, job);
         assert_code(rk_status_clone(job->status), RK_INVALID_ARGUMENT);

@@ -32,7 +32,7 @@ static struct rk_json *memory_report(struct test_cluster *cluster, int32_t rank,
     struct rk_json *meta;
 
     assert_ok(rk_status_clone(job->status));
-    meta = rk_json_clone(rk_batch_meta(job->output));
+    meta = rk_json_clone(rk_batch_meta(job->call.output));
     rk_job_destroy(job);
     return meta;
 }

@@ -42,9 +42,9 @@ static struct rk_batch *generate(struct test_cluster *cluster, const char *optio
 {
     struct rk_job *job =
         test_call_ok(cluster, "rollout", "generate_sequences", options, test_prompts(ROWS, PROMPT, 0));
-    struct rk_batch *output = job->output;
+    struct rk_batch *output = job->call.output;
 
-    job->output = NULL;
+    job->call.output = NULL;
     rk_job_destroy(job);
     return output;
 }
@@ -211,23 +211,23 @@ static void test_compute_log_prob_equals_rollout(void **state)
 
         assert_ok(rk_status_clone(job->status));
         assert_below(temperatures[i],
-                     rk_test_max_rel_error_f32(reals(job->output, "old_log_probs"),
+                     rk_test_max_rel_error_f32(reals(job->call.output, "old_log_probs"),
                                                reals(samples, "rollout_log_probs"), ROWS * RESPONSE, 1.0),
                      RK_TOL_F32_SUM);
-        assert_null(rk_batch_find(job->output, "sum_pi_squared"));
-        entropys = reals(job->output, "entropys");
+        assert_null(rk_batch_find(job->call.output, "sum_pi_squared"));
+        entropys = reals(job->call.output, "entropys");
         for (int64_t k = 0; k < ROWS * RESPONSE; k++)
             assert_true(ids(samples, "response_mask", RESPONSE)[k] ? entropys[k] > 0.0F
                                                                    : entropys[k] == 0.0F);
         assert_true(test_metric(job, "perf/max_memory_allocated_gb") > 0.0);
         squares = log_prob_job("actor", "compute_log_prob", samples, options);
-        rk_json_set(squares->options, "calculate_entropy", rk_json_new_bool(false));
-        rk_json_set(squares->options, "calculate_sum_pi_squared", rk_json_new_bool(true));
+        rk_json_set(squares->call.options, "calculate_entropy", rk_json_new_bool(false));
+        rk_json_set(squares->call.options, "calculate_sum_pi_squared", rk_json_new_bool(true));
         test_cluster_run(&cluster, 0, squares);
         assert_ok(rk_status_clone(squares->status));
-        assert_non_null(rk_batch_find(squares->output, "old_log_probs"));
-        assert_null(rk_batch_find(squares->output, "entropys"));
-        check_sum_pi_squared(squares->output, samples, entropys);
+        assert_non_null(rk_batch_find(squares->call.output, "old_log_probs"));
+        assert_null(rk_batch_find(squares->call.output, "entropys"));
+        check_sum_pi_squared(squares->call.output, samples, entropys);
         rk_job_destroy(squares);
         rk_job_destroy(job);
         rk_batch_destroy(samples);
@@ -260,7 +260,7 @@ static void test_update_actor_steps_and_reports(void **state)
     assert_below("lr of the next update", fabs(test_metric(job, "actor/lr") - 0.004), RK_TOL_F64);
     assert_true(test_metric(job, "actor/skipped_steps") == 0.0);
     assert_true(isnan(test_metric(job, "actor/kl_loss")));
-    assert_null(job->output);
+    assert_null(job->call.output);
     rk_job_destroy(job);
 
     again = generate(&cluster, "{\"response_length\": 7}");
@@ -275,7 +275,7 @@ static void test_update_actor_steps_and_reports(void **state)
     assert_true(fabs(test_metric(job, "actor/ppo_kl")) > 1e-4);
     rk_job_destroy(job);
     job = test_call_ok(&cluster, "actor", "get_mesh_info", "{}", NULL);
-    assert_int_equal(rk_json_as_int(rk_json_find(rk_batch_meta(job->output), "weight_version"), -1), 4);
+    assert_int_equal(rk_json_as_int(rk_json_find(rk_batch_meta(job->call.output), "weight_version"), -1), 4);
     rk_job_destroy(job);
     rk_batch_destroy(samples);
     test_cluster_close(&cluster);
@@ -310,7 +310,7 @@ static void test_update_actor_learns(void **state)
 static struct rk_json *memory_report(struct test_cluster *cluster, const char *role)
 {
     struct rk_job *job = test_call_ok(cluster, role, "memory_report", "{}", NULL);
-    struct rk_json *meta = rk_json_clone(rk_batch_meta(job->output));
+    struct rk_json *meta = rk_json_clone(rk_batch_meta(job->call.output));
 
     rk_job_destroy(job);
     return meta;
@@ -379,9 +379,9 @@ static void test_update_actor_with_kl_loss(void **state)
 
     reference = test_cluster_run(&cluster, 0, log_prob_job("ref", "compute_ref_log_prob", samples, "{}"));
     assert_ok(rk_status_clone(reference->status));
-    assert_int_equal(rk_batch_num_columns(reference->output), 1);
+    assert_int_equal(rk_batch_num_columns(reference->call.output), 1);
     policy = policy_batch(samples);
-    assert_ok(rk_batch_union(policy, reference->output));
+    assert_ok(rk_batch_union(policy, reference->call.output));
     job = test_cluster_run(&cluster, 0,
                            update_job(policy, "{\"use_kl_loss\": true, \"kl_loss_coef\": 0.5}", 0));
     assert_ok(rk_status_clone(job->status));
@@ -421,7 +421,7 @@ static void test_export_hf_round_trip(void **state)
     job = test_cluster_run(&cluster, 0, log_prob_job("ref", "compute_ref_log_prob", samples, "{}"));
     assert_ok(rk_status_clone(job->status));
     assert_below("log-probs",
-                 rk_test_max_rel_error_f32(reals(job->output, "ref_log_prob"),
+                 rk_test_max_rel_error_f32(reals(job->call.output, "ref_log_prob"),
                                            reals(samples, "rollout_log_probs"), ROWS * RESPONSE, 1.0),
                  RK_TOL_F32_SUM);
     rk_job_destroy(job);
@@ -444,7 +444,7 @@ static void test_get_mesh_info_reports_place_and_state(void **state)
     (void)state;
     open_cluster(&cluster, NULL);
     job = test_call_ok(&cluster, "ref", "get_mesh_info", "{}", NULL); /* also without a model */
-    meta = rk_batch_meta(job->output);
+    meta = rk_batch_meta(job->call.output);
     for (size_t i = 0; i < RK_ARRAY_LEN(expected); i++)
         assert_int_equal(rk_json_as_int(rk_json_find(meta, expected[i].key), -99), expected[i].value);
     assert_true(rk_json_as_bool(rk_json_find(meta, "is_collect"), false));
@@ -695,15 +695,15 @@ static void test_generate_sequences_options_take_effect(void **state)
         ((int64_t *)seeds)[row] = 5;
     job = test_call_ok(&cluster, "rollout", "generate_sequences",
                        "{\"response_length\": 7, \"ignore_eos\": true}", prompts);
-    assert_memory_equal(ids(seeded, "responses", RESPONSE), ids(job->output, "responses", RESPONSE),
+    assert_memory_equal(ids(seeded, "responses", RESPONSE), ids(job->call.output, "responses", RESPONSE),
                         ROWS * RESPONSE * sizeof(int64_t));
     rk_job_destroy(job);
 
     /* rollout.max_model_len is 64: a response ends there, the column is as wide as was asked for */
     job = test_call_ok(&cluster, "rollout", "generate_sequences",
                        "{\"response_length\": 64, \"ignore_eos\": true}", test_prompts(1, PROMPT, 4));
-    assert_int_equal(ids(job->output, "response_mask", 64)[64 - PROMPT - 1], 1);
-    assert_int_equal(ids(job->output, "response_mask", 64)[64 - PROMPT], 0);
+    assert_int_equal(ids(job->call.output, "response_mask", 64)[64 - PROMPT - 1], 1);
+    assert_int_equal(ids(job->call.output, "response_mask", 64)[64 - PROMPT], 0);
     rk_job_destroy(job);
     rk_batch_destroy(greedy);
     rk_batch_destroy(no_sample);
@@ -744,13 +744,13 @@ static void test_update_actor_bad_input_is_refused(void **state)
     rk_job_destroy(job);
 
     job = update_job(policy_batch(samples), "{}", 0);
-    job->plan.num_mini = 0;
+    job->call.plan.num_mini = 0;
     test_cluster_run(&cluster, 0, job);
     assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT, "plan");
     rk_job_destroy(job);
 
     job = test_call_ok(&cluster, "actor", "get_mesh_info", "{}", NULL);
-    assert_int_equal(rk_json_as_int(rk_json_find(rk_batch_meta(job->output), "weight_version"), -1), 0);
+    assert_int_equal(rk_json_as_int(rk_json_find(rk_batch_meta(job->call.output), "weight_version"), -1), 0);
     rk_job_destroy(job);
     rk_batch_destroy(samples);
     test_cluster_close(&cluster);
@@ -796,16 +796,16 @@ static void test_update_actor_bad_numbers_and_counts_are_refused(void **state)
     samples = generate(&cluster, "{\"response_length\": 7}");
 
     job = update_job(policy_batch(samples), "{}", 0);
-    job->plan.mini[0].num_tokens += 3;
+    job->call.plan.mini[0].num_tokens += 3;
     text = rk_format("num_tokens=%llu, the masks of its rows mark %llu",
-                     (unsigned long long)job->plan.mini[0].num_tokens,
-                     (unsigned long long)job->plan.mini[0].num_tokens - 3);
+                     (unsigned long long)job->call.plan.mini[0].num_tokens,
+                     (unsigned long long)job->call.plan.mini[0].num_tokens - 3);
     test_cluster_run(&cluster, 0, job);
     assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT, text);
     rk_free(text);
     rk_job_destroy(job);
     job = update_job(policy_batch(samples), "{}", 0);
-    job->plan.mini[0].num_sequences = ROWS + 1;
+    job->call.plan.mini[0].num_sequences = ROWS + 1;
     text = rk_format("num_sequences=%d, expected %d (the rows that have a marked token) to %d", ROWS + 1,
                      ROWS, ROWS);
     test_cluster_run(&cluster, 0, job);
@@ -819,7 +819,7 @@ static void test_update_actor_bad_numbers_and_counts_are_refused(void **state)
 static int64_t weight_version(struct test_cluster *cluster)
 {
     struct rk_job *job = test_call_ok(cluster, "actor", "get_mesh_info", "{}", NULL);
-    int64_t version = rk_json_as_int(rk_json_find(rk_batch_meta(job->output), "weight_version"), -1);
+    int64_t version = rk_json_as_int(rk_json_find(rk_batch_meta(job->call.output), "weight_version"), -1);
 
     rk_job_destroy(job);
     return version;

@@ -94,7 +94,7 @@ static struct rk_json *call_all(struct test_cluster *cluster, const char *role, 
     test_cluster_call(cluster, role, method, options, NULL, jobs);
     for (int32_t rank = 0; rank < cluster->num_ranks; rank++) {
         assert_ok(rk_status_clone(jobs[rank]->status));
-        rk_json_append(metas, rk_json_clone(rk_batch_meta(jobs[rank]->output)));
+        rk_json_append(metas, rk_json_clone(rk_batch_meta(jobs[rank]->call.output)));
         rk_job_destroy(jobs[rank]);
     }
     return metas;

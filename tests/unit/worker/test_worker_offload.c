@@ -83,7 +83,7 @@ static void note_column(struct trace *trace, const struct test_cluster *cluster,
                         const char *name, size_t row_bytes)
 {
     for (int32_t rank = 0; rank < cluster->num_ranks; rank++) {
-        const struct rk_batch *output = jobs[rank]->output;
+        const struct rk_batch *output = jobs[rank]->call.output;
 
         if (output && rk_batch_find(output, name))
             note(trace, rk_column_values(rk_batch_find(output, name)),
@@ -226,7 +226,7 @@ static void test_calls_return_the_same_bits(void **state)
 static struct rk_json *memory_report(struct test_cluster *cluster, const char *role)
 {
     struct rk_job *job = test_call_ok(cluster, role, "memory_report", "{}", NULL);
-    struct rk_json *meta = rk_json_clone(rk_batch_meta(job->output));
+    struct rk_json *meta = rk_json_clone(rk_batch_meta(job->call.output));
 
     rk_job_destroy(job);
     return meta;
@@ -356,7 +356,7 @@ static void test_gradients_in_16_bits_add_up(void **state)
         assert_true(test_metric(jobs[0], "actor/verified_copies") > 0.0);
         destroy_all(&cluster, jobs);
         call_ok(&cluster, "actor", "memory_report", "{}", NULL, jobs);
-        planned[i] = int_at(rk_batch_meta(jobs[0]->output), "planned.gradients");
+        planned[i] = int_at(rk_batch_meta(jobs[0]->call.output), "planned.gradients");
         destroy_all(&cluster, jobs);
         test_cluster_close(&cluster);
     }
@@ -381,7 +381,7 @@ static struct rk_json *plan(struct test_cluster *cluster, const char *role, cons
                            rooms, room ? "]" : "");
     char *options = test_init_options(more);
     struct rk_job *job = test_call_ok(cluster, role, "init_model", options, NULL);
-    struct rk_json *meta = rk_json_clone(rk_batch_meta(job->output));
+    struct rk_json *meta = rk_json_clone(rk_batch_meta(job->call.output));
 
     rk_job_destroy(job);
     rk_free(options);

@@ -76,7 +76,7 @@ static void call_all(struct test_cluster *cluster, const char *role, const char 
     test_cluster_call(cluster, role, method, options, NULL, jobs);
     for (int32_t rank = 0; rank < cluster->num_ranks; rank++) {
         assert_ok(rk_status_clone(jobs[rank]->status));
-        metas[rank] = jobs[rank]->output ? rk_json_clone(rk_batch_meta(jobs[rank]->output)) : NULL;
+        metas[rank] = jobs[rank]->call.output ? rk_json_clone(rk_batch_meta(jobs[rank]->call.output)) : NULL;
         rk_job_destroy(jobs[rank]);
     }
 }

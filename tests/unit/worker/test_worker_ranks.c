@@ -63,8 +63,8 @@ static void collect(const struct test_cluster *cluster, struct rk_job **jobs, in
     size_t bytes = (size_t)(ROWS / num_replicas) * RESPONSE * elem_bytes;
 
     for (int32_t d = 0; d < num_replicas; d++)
-        memcpy((char *)out + (size_t)d * bytes, rk_column_values(rk_batch_find(jobs[d * tp]->output, name)),
-               bytes);
+        memcpy((char *)out + (size_t)d * bytes,
+               rk_column_values(rk_batch_find(jobs[d * tp]->call.output, name)), bytes);
 }
 
 /* Every rank's own reference on the batch of its replica. */
@@ -119,7 +119,7 @@ static void make_policy_chunks(struct rk_batch **chunks, int32_t num_replicas, i
     for (int32_t d = 0; d < num_replicas; d++) {
         void *data;
 
-        assert_ok(rk_batch_select(&chunks[d], generated[d * tp]->output, columns, NULL));
+        assert_ok(rk_batch_select(&chunks[d], generated[d * tp]->call.output, columns, NULL));
         assert_ok(rk_batch_rename(chunks[d], from, to));
         assert_ok(rk_batch_add_dense(chunks[d], "advantages", RK_DTYPE_F32, 2, shape, &data));
         for (int64_t i = 0; i < shape[0] * RESPONSE; i++)
@@ -679,7 +679,7 @@ static void test_role_on_disjoint_ranks(void **state)
     }
     call_all_ok(&cluster, "actor", "get_mesh_info", "{}", NULL, jobs);
     for (int32_t rank = 0; rank < 4; rank++) {
-        const struct rk_json *meta = rk_batch_meta(jobs[rank]->output);
+        const struct rk_json *meta = rk_batch_meta(jobs[rank]->call.output);
 
         assert_int_equal(rk_json_as_int(rk_json_find(meta, "rank"), -9), rank);
         assert_int_equal(rk_json_as_int(rk_json_find(meta, "tp_rank"), -9), rank < 2 ? rank : -1);

@@ -52,7 +52,7 @@ static void generate(struct test_cluster *cluster, int32_t rank, int64_t *tokens
     test_cluster_call(cluster, "rollout", "generate_sequences", GENERATE, inputs, jobs);
     for (int32_t i = 0; i < cluster->num_ranks; i++)
         assert_ok(rk_status_clone(jobs[i]->status));
-    memcpy(tokens, rk_column_values(rk_batch_find(jobs[rank]->output, "responses")),
+    memcpy(tokens, rk_column_values(rk_batch_find(jobs[rank]->call.output, "responses")),
            ROWS * RESPONSE * sizeof(*tokens));
     destroy_all(cluster, jobs);
 }
@@ -75,7 +75,7 @@ static void generate_shared(int seed, int64_t *tokens)
 
 static int64_t int_at(const struct rk_job *job, const char *path)
 {
-    return rk_json_as_int(rk_json_find_path(rk_batch_meta(job->output), path), -1);
+    return rk_json_as_int(rk_json_find_path(rk_batch_meta(job->call.output), path), -1);
 }
 
 /* Returns the bytes that were received; *copied those that were copied within ranks. */
@@ -88,7 +88,7 @@ static int64_t update(struct test_cluster *cluster, int64_t *copied)
     test_cluster_call(cluster, "rollout", "update_weights", "{}", NULL, jobs);
     for (int32_t rank = 0; rank < cluster->num_ranks; rank++) {
         assert_ok(rk_status_clone(jobs[rank]->status));
-        if (!jobs[rank]->output)
+        if (!jobs[rank]->call.output)
             continue;
         assert_int_equal(int_at(jobs[rank], "weight_version"), 0);
         sent += int_at(jobs[rank], "sent_bytes");
