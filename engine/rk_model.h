@@ -172,6 +172,9 @@ struct rk_model_desc {
      * id is masked. */
     int64_t vocab_size;
     uint32_t offload; /* enum rk_model_parts: those that may be offloaded (rk_model_offload) */
+    struct rk_moe_knobs {
+        RK_MOE_KNOBS(RK_KNOB_FIELD, , , )
+    } moe; /* of training; of no effect without layers of experts */
     struct rk_model_layout layout;
 };
 

@@ -17,7 +17,10 @@ struct rk_estimate {
     double head;  /* logits */
 };
 
-/* Of a dense model, from its config.json, in sequences of seqlen tokens, over which attention is averaged.
+/* Columns of the MLPs that a token passes in a layer, on average over the layers of the config.json: its
+ * experts and the shared one count, other experts do not. 0 when the sizes are missing. */
+double rk_estimate_mlp_width(const struct rk_json *hf_config);
+/* Of a model, from its config.json, in sequences of seqlen tokens, over which attention is averaged.
  * False when the configuration (which may be NULL) lacks the sizes. */
 bool rk_estimate_of(struct rk_estimate *out, const struct rk_json *hf_config, int64_t seqlen);
 /* Of a token in a forward pass. */

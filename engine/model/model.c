@@ -126,6 +126,14 @@ static struct rk_status *allocate(struct rk_model_core *core)
     return make_ropes(core);
 }
 
+static void freeze_routers(struct rk_model_core *core)
+{
+    for (int64_t i = 0; i < core->params.count; i++) {
+        if (core->params.params[i].flags & RK_PARAM_ROUTER)
+            core->params.params[i].flags |= RK_PARAM_FROZEN;
+    }
+}
+
 /* Masks ids from `vocab_size` on in the head, unless `vocab_size` is 0. */
 static struct rk_status *limit_vocabulary(struct rk_model_core *core, int64_t vocab_size)
 {
@@ -159,10 +167,13 @@ static struct rk_status *core_init(struct rk_model_core *core, const struct rk_m
     core->recompute_num_layers = desc->recompute_num_layers;
     core->offload = desc->offload;
     core->layout = desc->layout;
+    core->moe = desc->moe;
     core->stream = desc->stream;
     core->mesh = desc->mesh;
     RK_TRY(rk_model_declare(core, mesh, rk_mesh_comms_coords(desc->mesh)));
     RK_TRY(limit_vocabulary(core, desc->vocab_size));
+    if (core->moe.freezes_router)
+        freeze_routers(core);
     return allocate(core);
 }
 
@@ -251,6 +262,7 @@ void rk_model_describe(const struct rk_model *model, struct rk_model_desc *out)
         .vocab_size = core->vocab_size,
         .offload = core->offload,
         .layout = core->layout,
+        .moe = core->moe,
         .stream = core->stream,
         .mesh = core->mesh,
     };

@@ -116,6 +116,7 @@ struct rk_model_core {
     uint64_t seed;
     int64_t recompute_num_layers;
     struct rk_model_layout layout;
+    struct rk_moe_knobs moe;
     int64_t vocab_size; /* ids that the head does not mask; at most config.vocab_size */
     uint32_t offload;   /* parts that may leave the device */
     struct rk_stream *stream;

@@ -17,7 +17,7 @@ RK_BEGIN_DECLS
 #define RK_GATE_SEQ_LEN_MAX  97
 #define RK_GATE_NUM_STEPS    4
 #define RK_GATE_LR           3e-4 /* with larger ones rounding errors grow tenfold a step */
-#define RK_GATE_PARAMS_MAX   64
+#define RK_GATE_PARAMS_MAX   192
 #define RK_GATE_ELEMENTS_MAX 200000
 #define RK_GATE_DIFFS_MAX    (2 * RK_GATE_PARAMS_MAX + 16)
 #define RK_GATE_MAX_RANKS    8
@@ -27,6 +27,8 @@ struct rk_gate_model {
     const char *name, *config; /* text of a config.json */
     const char *head;          /* row of the head table */
     rk_dtype_t dtype;          /* that it has in the sample */
+    bool is_sparse; /* has layers of experts: no BF16, in which rounding decides which of two close experts a
+                     * token goes to, and layouts round differently */
 };
 
 struct rk_gate_layout {

@@ -300,6 +300,8 @@ bool rk_gate_can_run(const struct rk_gate_case *test)
         return false;
     if (test->dtype == RK_DTYPE_F64 && rk_test_device_dtype() != RK_DTYPE_F64)
         return false;
+    if (test->dtype == RK_DTYPE_BF16 && test->model->is_sparse)
+        return false;
     return rk_gate_has_ranks(test->layout);
 }
 

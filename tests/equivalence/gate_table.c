@@ -15,12 +15,24 @@
     " \"use_sliding_window\": true, \"sliding_window\": 20, \"max_window_layers\": 2," \
     " \"max_position_embeddings\": 128, \"initializer_range\": 0.1, \"tie_word_embeddings\": " tie "}"
 
+/* Experts in three of four layers (qwen2_moe) or all, of which an odd number, so that some tokens have close
+ * scores; a width that tp=4 divides. */
+#define SPARSE(type, tie, more)                                                     \
+    "{\"model_type\": \"" type                                                      \
+    "\", \"hidden_size\": 64, \"intermediate_size\": 16, \"num_hidden_layers\": 4," \
+    " \"num_attention_heads\": 8, \"num_key_value_heads\": 2, \"vocab_size\": 131," \
+    " \"head_dim\": 8, \"num_labels\": 1, \"moe_intermediate_size\": 16,"           \
+    " \"num_experts\": 7, \"num_experts_per_tok\": 2," more                         \
+    " \"max_position_embeddings\": 128, \"initializer_range\": 0.1, \"tie_word_embeddings\": " tie "}"
+#define QWEN2_MOE "\"mlp_only_layers\": [1], \"shared_expert_intermediate_size\": 24,"
+#define QWEN3_MOE "\"norm_topk_prob\": true,"
+
 /* A value or score head has a weight of its own: it is not tied. The last four: the dtypes of the sample. */
-#define FAMILY(type, lm, tied, value, score)                                                   \
-    {type, CONFIG(type, "false"), "lm", lm}, {type "_tied", CONFIG(type, "true"), "lm", tied}, \
-        {type "_value", CONFIG(type, "false"), "value", value},                                \
-    {                                                                                          \
-        type "_score", CONFIG(type, "false"), "score", score                                   \
+#define FAMILY(type, lm, tied, value, score)                                                                 \
+    {type, CONFIG(type, "false"), "lm", lm, false}, {type "_tied", CONFIG(type, "true"), "lm", tied, false}, \
+        {type "_value", CONFIG(type, "false"), "value", value, false},                                       \
+    {                                                                                                        \
+        type "_score", CONFIG(type, "false"), "score", score, false                                          \
     }
 
 const struct rk_gate_model rk_gate_models[] = {
@@ -30,6 +42,10 @@ const struct rk_gate_model rk_gate_models[] = {
     FAMILY("qwen2", RK_DTYPE_BF16, RK_DTYPE_F64, RK_DTYPE_BF16, RK_DTYPE_F32),
     /* Norms of queries and keys, whose gradients are partial on every tp rank. */
     FAMILY("qwen3", RK_DTYPE_BF16, RK_DTYPE_F32, RK_DTYPE_F64, RK_DTYPE_BF16),
+    {"qwen2_moe", SPARSE("qwen2_moe", "false", QWEN2_MOE), "lm", RK_DTYPE_F64, true},
+    {"qwen3_moe_tied", SPARSE("qwen3_moe", "true", QWEN3_MOE), "lm", RK_DTYPE_F32, true},
+    {"qwen2_moe_value", SPARSE("qwen2_moe", "false", QWEN2_MOE), "value", RK_DTYPE_F64, true},
+    {"mixtral", SPARSE("mixtral", "false", "\"sliding_window\": 20,"), "lm", RK_DTYPE_F64, true},
 };
 const size_t rk_gate_num_models = RK_ARRAY_LEN(rk_gate_models);
 
@@ -83,6 +99,11 @@ const struct rk_gate_layout rk_gate_layouts[] = {
     {"p4d2_m3", "mistral_score", .pp = 4, .dp = 2, MICRO(3)},
     {"c2p2d2_m3", "qwen2_value", .cp = 2, .pp = 2, .dp = 2, MICRO(3)},
     {"t2sp2d2_m3", "llama_tied", .tp = 2, SP, .pp = 2, .dp = 2, MICRO(3)},
+    /* What experts have to do with: parts of their width, tokens of other ranks, empty micro-batches. */
+    {"t2_m2_recompute1", "qwen2_moe", .tp = 2, MICRO(2), .recompute_num_layers = 1},
+    {"t4s_m3_strict", "qwen3_moe_tied", .tp = 4, SP, MICRO(3), .is_strict = true},
+    {"t2sc2d2_m2", "qwen2_moe_value", .tp = 2, SP, .cp = 2, .dp = 2, MICRO(2)},
+    {"t2sp2d2_m2", "mixtral", .tp = 2, SP, .pp = 2, .dp = 2, MICRO(2)},
 };
 const size_t rk_gate_num_layouts = RK_ARRAY_LEN(rk_gate_layouts);
 

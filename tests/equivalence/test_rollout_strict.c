@@ -1,6 +1,7 @@
 /* Goal: in strict numerics the log-prob that comes with every generated token has the bits of the one that
  * the training forward pass computes for it, so that the first ratio of PPO is exactly 1 and need not be
- * computed; on one rank, and with tensor parallelism, where sums go over ranks.
+ * computed; on one rank, and with tensor parallelism, where sums go over ranks; of a dense model, and of one
+ * with 16 experts, where the tokens beside one decide how many rows an expert has.
  *
  * Method: generate with sequences coming and going (more requests than run together, prompts of all lengths
  * in chunks, some answers ended early), then recompute all of it in packed batches. On GPUs the model has the
@@ -34,6 +35,17 @@ struct scale {
     ", \"max_position_embeddings\": " #positions ", \"rms_norm_eps\": 1e-6, \"rope_theta\": 1000000.0,"      \
     " \"hidden_act\": \"silu\", \"initializer_range\": 0.02, \"tie_word_embeddings\": true}"
 
+/* A Qwen3-MoE with 16 experts, of which a token goes to 4. */
+#define SPARSE(hidden, intermediate, layers, heads, kv_heads, vocab, positions)                             \
+    "{\"model_type\": \"qwen3_moe\", \"architectures\": [\"Qwen3MoeForCausalLM\"], "                        \
+    "\"hidden_size\": " #hidden ", \"moe_intermediate_size\": " #intermediate                               \
+    ", \"num_hidden_layers\": " #layers ", \"num_attention_heads\": " #heads                                \
+    ", \"num_key_value_heads\": " #kv_heads ", \"vocab_size\": " #vocab                                     \
+    ", \"max_position_embeddings\": " #positions ", \"rms_norm_eps\": 1e-6, \"rope_theta\": 1000000.0,"     \
+    " \"num_experts\": 16, \"num_experts_per_tok\": 4, \"norm_topk_prob\": true, \"mlp_only_layers\": [1]," \
+    " \"intermediate_size\": " #intermediate ", \"hidden_act\": \"silu\", \"initializer_range\": 0.02,"     \
+    " \"tie_word_embeddings\": true}"
+
 static const struct scale on_gpu = {
     .config = CONFIG(1536, 8960, 28, 12, 2, 151936, 4096),
     .num_requests = 288,
@@ -44,8 +56,28 @@ static const struct scale on_gpu = {
     .pass_tokens = 16384,
 };
 
+static const struct scale sparse_on_gpu = {
+    .config = SPARSE(1024, 512, 8, 16, 4, 151936, 4096),
+    .num_requests = 288,
+    .max_num_seqs = 96,
+    .max_prompt_len = 700,
+    .max_tokens = 512,
+    .max_num_batched_tokens = 2048,
+    .pass_tokens = 16384,
+};
+
 static const struct scale on_cpu = {
     .config = CONFIG(64, 96, 2, 4, 2, 211, 256),
+    .num_requests = 12,
+    .max_num_seqs = 5,
+    .max_prompt_len = 70,
+    .max_tokens = 40,
+    .max_num_batched_tokens = 48,
+    .pass_tokens = 200,
+};
+
+static const struct scale sparse_on_cpu = {
+    .config = SPARSE(64, 24, 3, 4, 2, 211, 256),
     .num_requests = 12,
     .max_num_seqs = 5,
     .max_prompt_len = 70,
@@ -276,6 +308,11 @@ static int run_rank(struct rk_comm_world *world, void *user)
     return 0;
 }
 
+static bool is_cpu(void)
+{
+    return rk_test_device_dtype() == RK_DTYPE_F64;
+}
+
 static void check_outcomes(const struct shared *shared, int32_t tp)
 {
     for (int32_t rank = 0; rank < tp; rank++) {
@@ -285,15 +322,18 @@ static void check_outcomes(const struct shared *shared, int32_t tp)
                       tp, rank, (long long)outcome->num_tokens, outcome->generate_s, outcome->recompute_s,
                       (long long)outcome->num_different);
         assert_int_equal(outcome->num_different, 0);
-        assert_true(outcome->num_tokens >= (shared->scale == &on_cpu ? 100 : 100000));
+        assert_true(outcome->num_tokens >= (is_cpu() ? 100 : 100000));
     }
 }
 
-static struct shared *make_shared(void)
+static struct shared *make_shared(bool is_sparse)
 {
     struct shared *shared = rk_test_shared_alloc(sizeof(*shared));
 
-    shared->scale = rk_test_device_dtype() == RK_DTYPE_F64 ? &on_cpu : &on_gpu;
+    if (is_cpu())
+        shared->scale = is_sparse ? &sparse_on_cpu : &on_cpu;
+    else
+        shared->scale = is_sparse ? &sparse_on_gpu : &on_gpu;
     return shared;
 }
 
@@ -304,16 +344,15 @@ static int run_alone(int32_t rank, int32_t num_ranks, void *user)
     return run_rank(NULL, user);
 }
 
-static void test_generate_strict_log_probs_have_bits_of_model(void **state)
+static void run_one(bool is_sparse)
 {
     struct rk_test_rank_result result;
     struct shared *shared;
     int num_failed;
 
-    (void)state;
     if (rk_test_device_is_per_rank())
         skip(); /* done by the run on one device */
-    shared = make_shared();
+    shared = make_shared(is_sparse);
     num_failed = rk_test_run_ranks_results(1, run_alone, shared, RUN_TIMEOUT_S, &result);
     if (result.exit_code == RK_TEST_EXIT_SKIPPED)
         exit(RK_TEST_EXIT_SKIPPED);
@@ -322,13 +361,25 @@ static void test_generate_strict_log_probs_have_bits_of_model(void **state)
     rk_test_shared_free(shared, sizeof(*shared));
 }
 
-static void run_tp(bool sequence_parallel)
+static void test_generate_strict_log_probs_have_bits_of_model(void **state)
+{
+    (void)state;
+    run_one(false);
+}
+
+static void test_generate_strict_log_probs_have_bits_of_model_with_experts(void **state)
+{
+    (void)state;
+    run_one(true);
+}
+
+static void run_tp(bool is_sparse, bool sequence_parallel)
 {
     struct shared *shared;
 
     if (rk_test_device_max_ranks() < 2)
         skip(); /* the run on one device */
-    shared = make_shared();
+    shared = make_shared(is_sparse);
     shared->sequence_parallel = sequence_parallel;
     assert_int_equal(rk_test_run_world(2, "unix", run_rank, shared, RUN_TIMEOUT_S), 0);
     check_outcomes(shared, 2);
@@ -338,7 +389,7 @@ static void run_tp(bool sequence_parallel)
 static void test_generate_strict_tp_log_probs_have_bits_of_model(void **state)
 {
     (void)state;
-    run_tp(false);
+    run_tp(false, false);
 }
 
 /* Sums over tp are formed by reduce-scatter, rows are padded: the bits are those of the sums in generation.
@@ -346,7 +397,19 @@ static void test_generate_strict_tp_log_probs_have_bits_of_model(void **state)
 static void test_generate_strict_log_probs_have_bits_of_sequence_parallel_model(void **state)
 {
     (void)state;
-    run_tp(true);
+    run_tp(false, true);
+}
+
+static void test_generate_strict_tp_log_probs_have_bits_of_model_with_experts(void **state)
+{
+    (void)state;
+    run_tp(true, false);
+}
+
+static void test_generate_strict_log_probs_have_bits_of_sequence_parallel_model_with_experts(void **state)
+{
+    (void)state;
+    run_tp(true, true);
 }
 
 int main(void)
@@ -355,6 +418,9 @@ int main(void)
         cmocka_unit_test(test_generate_strict_log_probs_have_bits_of_model),
         cmocka_unit_test(test_generate_strict_tp_log_probs_have_bits_of_model),
         cmocka_unit_test(test_generate_strict_log_probs_have_bits_of_sequence_parallel_model),
+        cmocka_unit_test(test_generate_strict_log_probs_have_bits_of_model_with_experts),
+        cmocka_unit_test(test_generate_strict_tp_log_probs_have_bits_of_model_with_experts),
+        cmocka_unit_test(test_generate_strict_log_probs_have_bits_of_sequence_parallel_model_with_experts),
     };
 
     if (rk_test_device_is_per_rank())

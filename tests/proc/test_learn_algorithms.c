@@ -1,5 +1,5 @@
-/* The digits example learns with other algorithms, too: one of them a binary (RK_TEST_ALGORITHM). On release
- * binaries; the six take a quarter of an hour on two cores. */
+/* The digits example learns with other algorithms, and with layers of experts, too: one of them a binary
+ * (RK_TEST_ALGORITHM). On release binaries; the seven take a quarter of an hour on two cores. */
 #include <string.h>
 
 #include "base/rk_alloc.h"
@@ -31,6 +31,7 @@ static const struct algorithm algorithms[] = {
      EXAMPLES "grpo.json",
      {"algorithm.norm_adv_by_std_in_grpo=false",
       "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", LESS_ENTROPY}},
+    {"moe", EXAMPLES "moe.json", {0}},
 };
 
 static void learn(const struct algorithm *algorithm, const char *seed)

@@ -46,6 +46,7 @@ struct rk_status *rk_test_model_open(struct rk_test_model *out, const struct rk_
         .seed = spec->seed,
         .recompute_num_layers = spec->recompute_num_layers,
         .offload = spec->offload,
+        .moe = {.freezes_router = spec->freezes_router},
         .layout = {.sequence_parallel = spec->sequence_parallel,
                    .vpp = spec->vpp,
                    .num_layers_in_first_pipeline_stage = spec->num_first,

@@ -137,6 +137,7 @@ static struct rk_status *read_layout(struct rk_model_desc *desc, const struct rk
     return NULL;
 }
 
+static const struct rk_knob moe_knobs[] = {RK_MOE_KNOBS(RK_KNOB_ROW, struct rk_moe_knobs, , )};
 static const struct rk_knob init_knobs[] = {RK_INIT_KNOBS(RK_KNOB_ROW, struct rk_init_knobs, , )};
 
 static struct rk_status *read_model(struct rk_model_build *build, const struct rk_json *options)
@@ -157,6 +158,7 @@ static struct rk_status *read_model(struct rk_model_build *build, const struct r
     RK_TRY(read_recompute(desc, options));
     RK_TRY(read_offload(desc, options));
     RK_TRY(read_layout(desc, build->call->role->mesh, options));
+    RK_TRY(rk_knobs_read(&desc->moe, moe_knobs, RK_ARRAY_LEN(moe_knobs), options));
     RK_TRY(rk_knobs_read(&build->init, init_knobs, RK_ARRAY_LEN(init_knobs), options));
     RK_TRY(rk_json_opt_i64(options, "", "model.vocab_size", 1, INT32_MAX, &desc->vocab_size));
     desc->seed = (uint64_t)build->init.seed;

@@ -8,6 +8,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_log.h"
+#include "driver-cli/driver/estimate_internal.h"
 #include "driver-cli/driver/files_internal.h"
 #include "driver-cli/driver/hub_internal.h"
 #include "driver-cli/driver/job_internal.h"
@@ -31,7 +32,7 @@ static struct rk_status *read_optional_json(struct rk_json **out, const char *di
 static struct rk_workload workload_of(const struct rk_json *hf_config)
 {
     int64_t hidden = rk_json_as_int(rk_json_find(hf_config, "hidden_size"), 0);
-    int64_t ffn = rk_json_as_int(rk_json_find(hf_config, "intermediate_size"), 0);
+    int64_t ffn = (int64_t)rk_estimate_mlp_width(hf_config);
     int64_t heads = rk_json_as_int(rk_json_find(hf_config, "num_attention_heads"), 0);
     int64_t kv_heads = rk_json_as_int(rk_json_find(hf_config, "num_key_value_heads"), heads);
     int64_t head_dim = rk_json_as_int(rk_json_find(hf_config, "head_dim"), heads > 0 ? hidden / heads : 0);

@@ -68,9 +68,41 @@ static void test_estimate_of_an_unknown_model(void **state)
     }
 }
 
+/* Goal: experts that a token does not go to do not count. */
+static void test_mlp_width_counts_the_experts_of_a_token(void **state)
+{
+#define MOE(more) \
+    "{\"num_hidden_layers\": 4, \"intermediate_size\": 100, \"num_experts_per_tok\": 2, " more "}"
+    static const struct {
+        const char *config;
+        double width;
+    } cases[] = {
+        {MOE("\"hidden_size\": 16"), 100},
+        {MOE("\"num_experts\": 8, \"moe_intermediate_size\": 12"), 24},
+        {MOE("\"num_local_experts\": 8"), 200}, /* mixtral */
+        {MOE("\"num_experts\": 8, \"moe_intermediate_size\": 12, \"shared_expert_intermediate_size\": 20"),
+         44},
+        {MOE("\"num_experts\": 8, \"moe_intermediate_size\": 12, \"decoder_sparse_step\": 2"), 62},
+        {MOE("\"num_experts\": 8, \"moe_intermediate_size\": 12, \"mlp_only_layers\": [3]"), 43},
+        {MOE("\"n_routed_experts\": 8, \"moe_intermediate_size\": 12, \"n_shared_experts\": 1, "
+             "\"first_k_dense_replace\": 1"),
+         52},
+        {"{}", 0},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_json *config = parse(cases[i].config);
+
+        assert_true(rk_estimate_mlp_width(config) == cases[i].width);
+        rk_json_free(config);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_mlp_width_counts_the_experts_of_a_token),
         cmocka_unit_test(test_estimate_of_a_small_model),
         cmocka_unit_test(test_estimate_defaults_of_a_config),
         cmocka_unit_test(test_estimate_of_an_unknown_model),
