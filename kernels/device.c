@@ -1,6 +1,5 @@
-/* The wrapper around a device backend: opening and closing, and what a device says about itself. What was
- * taken of it is counted where it is taken: device_memory.c, device_stream.c, device_event.c, device_graph.c.
- * Backends see only calls that make sense. */
+/* The wrapper around a device backend: opening, closing and properties. Live objects are counted in
+ * device_memory.c, device_stream.c, device_event.c and device_graph.c. Backends see only valid calls. */
 #include "kernels/rk_device.h"
 
 #include "base/rk_alloc.h"
@@ -11,8 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Before the device is opened: the process that has it may have taken all of its memory, and an error about
- * that would hide who it is. */
+/* Before the device is opened: the process that holds it may use all of its memory, and an out-of-memory
+ * error would not name that process. */
 static struct rk_status *lock(struct rk_device *device, int index)
 {
     char uuid[RK_DEVICE_UUID_BYTES];

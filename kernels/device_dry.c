@@ -1,6 +1,6 @@
-/* The device of dry runs: memory is addresses that nothing lies behind, operators do nothing but add up what
- * workspace they would need, and refuse what the backend would refuse. Host memory is real, because the code
- * that fills and reads it runs. */
+/* The device of dry runs: allocations are addresses without memory; operators only record the workspace that
+ * they would need, and reject arguments that the backend would reject. Host memory is real, because code
+ * writes and reads it. */
 #include "kernels/device_internal.h"
 
 #include <stdio.h>
@@ -10,9 +10,9 @@
 #include "base/rk_assert.h"
 #include "kernels/rk_kernels.h"
 
-/* What rk_device_alloc promises. */
+/* Alignment that rk_device_alloc guarantees. */
 #define ALIGNMENT 256
-/* Where the addresses begin. No process can map memory there, so a stray access faults. */
+/* First address. No process can map memory there, so an access faults. */
 #define FIRST_ADDRESS ((uintptr_t)1 << 56)
 /* More than any device has, and far from overflow. */
 #define MEMORY_BYTES ((uint64_t)1 << 55)
@@ -20,8 +20,8 @@
 struct rk_dry_device {
     const struct rk_workspace_ops *workspace_ops; /* NULL: unknown */
     const struct rk_limit_ops *limit_ops;         /* NULL: unknown */
-    const void *like;                             /* handle that they take */
-    struct rk_workspace workspace;                /* the largest so far */
+    const void *like;                             /* a device handle for them */
+    struct rk_workspace workspace;                /* maximum so far */
     uintptr_t next;                               /* address of the next allocation */
 };
 
@@ -78,7 +78,7 @@ static struct rk_status *dry_alloc(void *handle, void **out, size_t bytes)
 {
     struct rk_dry_device *dev = handle;
 
-    RK_ASSERT(bytes <= MEMORY_BYTES); /* the wrapper's limit */
+    RK_ASSERT(bytes <= MEMORY_BYTES); /* guaranteed by the wrapper's limit */
     *out = (void *)dev->next;
     dev->next += rk_round_up(RK_MAX(bytes, (size_t)1), ALIGNMENT);
     return NULL;
@@ -138,7 +138,7 @@ static void dry_stream_destroy(void *handle, void *stream)
     (void)stream;
 }
 
-/* Reads of device memory give zeros. */
+/* Copies from device memory give zeros. */
 static struct rk_status *dry_copy(void *handle, void *stream, void *dst, const void *src, size_t bytes,
                                   rk_copy_kind_t kind)
 {
@@ -173,7 +173,7 @@ static const struct rk_kernel_ops dry_kernel_ops = {.name = "plan",
 #undef X
 };
 
-/* Without `open`: no name leads here, rk_device_open_dry makes the handle. */
+/* Without `open`: no name selects it; rk_device_open_dry creates the handle. */
 const struct rk_device_ops rk_dry_device_ops = {
     .name = "plan",
     .abi = RK_DEVICE_ABI,

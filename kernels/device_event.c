@@ -1,4 +1,4 @@
-/* Events of a device, which order its streams, and tell when. */
+/* Events of a device: they order its streams and measure times. */
 #include "kernels/rk_device.h"
 
 #include "base/rk_alloc.h"
@@ -8,8 +8,8 @@
 
 struct rk_event {
     struct rk_device *device;
-    void *handle;       /* NULL where the backend has no events */
-    int64_t reached_ns; /* without events of the backend: when it was recorded, which is when it is reached */
+    void *handle;       /* NULL if the backend has no events */
+    int64_t reached_ns; /* if the backend has no events: when it was recorded, which is when it was reached */
 };
 
 static struct rk_status *event_create(struct rk_event **out, struct rk_device *device,

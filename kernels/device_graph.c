@@ -1,4 +1,4 @@
-/* Graphs of a device: what a stream was given between begin and end, launched as one. */
+/* Graphs of a device: operations enqueued on a stream between begin and end, launched as one. */
 #include "kernels/rk_device.h"
 
 #include "base/rk_alloc.h"

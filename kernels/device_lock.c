@@ -1,10 +1,10 @@
-/* One process a device. Two engines on one GPU would each plan with all of its memory, and collectives refuse
- * a device that appears twice.
+/* Lock: one process per device. Two engines on one GPU would each plan with all of its memory, and
+ * collectives reject a device that appears twice.
  *
- * The lock is an abstract socket address: a name that the kernel keeps, no file. It needs no directory that
- * every user's daemon may write into, a private /tmp does not split it, and it goes with the process however
- * that ends. It reaches as far as the network namespace, that is: not across containers with networks of
- * their own; the GPU's exclusive compute mode does. Nothing is ever received on the socket. */
+ * The lock is an abstract socket address: a name in the kernel, not a file. It needs no world-writable
+ * directory, works with a private /tmp, and disappears with the process in every case. Its scope is the
+ * network namespace: it does not work across containers with separate networks, for which the GPU's exclusive
+ * compute mode does. The socket never receives data. */
 #include "kernels/device_internal.h"
 
 #include <errno.h>
@@ -31,11 +31,11 @@ struct rk_status *rk_device_lock_take(int *out, const char *uuid)
         *out = fd;
         return NULL;
     }
-    st = errno == EADDRINUSE
-             ? RK_FAIL_REASON(RK_UNAVAILABLE, "DEVICE_BUSY",
-                              "another rankd has %s, a device serves one daemon (who: ss -xap | grep %s)",
-                              uuid, address.sun_path + 1)
-             : RK_FAIL(RK_INTERNAL, "locking %s: %s", uuid, strerror(errno));
+    st = errno == EADDRINUSE ? RK_FAIL_REASON(RK_UNAVAILABLE, "DEVICE_BUSY",
+                                              "another rankd process holds %s, expected one daemon per "
+                                              "device; find it with: ss -xap | grep %s",
+                                              uuid, address.sun_path + 1)
+                             : RK_FAIL(RK_INTERNAL, "locking %s: %s", uuid, strerror(errno));
     close(fd);
     return st;
 }

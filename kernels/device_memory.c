@@ -1,5 +1,5 @@
-/* Memory of a device: what is live, so that a leak is reported with the name its owner gave, how much that
- * is, and how much is left. */
+/* Memory of a device: the list of live allocations, so that a leak is reported with its name, the bytes in
+ * use, and the bytes left. */
 #include "kernels/rk_device.h"
 
 #include "base/rk_alloc.h"
@@ -11,7 +11,7 @@
 
 typedef enum memory_kind { MEMORY_DEVICE, MEMORY_HOST, MEMORY_RANGE } memory_kind_t;
 
-/* One live allocation; the list is newest first, since short-lived memory is freed soonest. */
+/* One live allocation; the list is newest first, because short-lived memory is freed first. */
 struct rk_allocation {
     struct rk_allocation *next;
     void *ptr;
@@ -44,8 +44,8 @@ static void free_range(struct rk_device *device, struct rk_allocation *range)
     if (!st)
         device->ops->range_free(device->handle, range->ptr, range->bytes);
     else
-        RK_WARN("an address range stays taken device=%s what=\"%s\" bytes=%zu error=\"%s\"",
-                device->info.name, range->what, range->bytes, rk_status_message(st));
+        RK_WARN("address range not released device=%s what=\"%s\" bytes=%zu error=\"%s\"", device->info.name,
+                range->what, range->bytes, rk_status_message(st));
     rk_status_free(st);
 }
 
@@ -79,7 +79,7 @@ void rk_device_memory_close(struct rk_device *device)
     }
 }
 
-/* Below the limit, under which the memory of the operators counts as well. */
+/* Bytes left below the limit, which includes the operators' memory. */
 static uint64_t get_room(const struct rk_device *device, uint64_t limit_bytes)
 {
     struct rk_device_stats stats = rk_device_get_stats(device);
@@ -88,7 +88,7 @@ static uint64_t get_room(const struct rk_device *device, uint64_t limit_bytes)
     return taken < limit_bytes ? limit_bytes - taken : 0;
 }
 
-/* As the backend sees it, which knows of other processes. */
+/* Free memory according to the backend, which accounts for other processes. */
 static uint64_t free_below(const struct rk_device *device, uint64_t limit_bytes)
 {
     uint64_t below_limit = get_room(device, limit_bytes), left = below_limit;
@@ -96,7 +96,7 @@ static uint64_t free_below(const struct rk_device *device, uint64_t limit_bytes)
     if (device->ops->get_free) {
         struct rk_status *st = device->ops->get_free(device->handle, &left);
 
-        RK_IGNORE(st, "the limit is the better guess then");
+        RK_IGNORE(st, "the limit is a sufficient estimate");
     }
     return RK_MIN(left, below_limit);
 }
@@ -131,7 +131,7 @@ static struct rk_allocation **find(struct rk_device *device, const void *ptr, bo
 
     while (*link && ((*link)->ptr != ptr || ((*link)->kind == MEMORY_HOST) != is_host))
         link = &(*link)->next;
-    RK_ASSERT(*link); /* not from this device, or freed before */
+    RK_ASSERT(*link); /* the pointer is not from this device, or was freed before */
     return link;
 }
 
@@ -144,17 +144,18 @@ static void forget(struct rk_device *device, void *ptr, bool is_host)
     free_memory(device, alloc);
 }
 
-/* `detail` is what the backend says, which knows of other users of the device; "" when it was not asked. */
+/* `detail` is the backend's message, which accounts for other processes on the device; "" when it was not
+ * called. */
 static struct rk_status *out_of_memory(const struct rk_device *device, size_t bytes, const char *what,
                                        const char *detail)
 {
     return RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM",
-                          "%s: %zu bytes wanted on device '%s', %llu free of %llu%s%s", what, bytes,
+                          "%s: %zu bytes requested on device '%s', %llu free of %llu%s%s", what, bytes,
                           device->info.name, (unsigned long long)rk_device_free_bytes(device),
                           (unsigned long long)device->limit_bytes, *detail ? ": " : "", detail);
 }
 
-/* Memory at `*out`, or, for a range, under it. */
+/* Allocates memory at `*out`, or, for a range, commits its memory. */
 static struct rk_status *take(struct rk_device *device, void **out, size_t bytes, memory_kind_t kind,
                               const char *what)
 {

@@ -1,4 +1,4 @@
-/* Streams of a device, and what they are given: copies, zeros, waiting. */
+/* Streams of a device and their operations: copies, zeroing, waiting. */
 #include "kernels/rk_device.h"
 
 #include "base/rk_alloc.h"

@@ -8,7 +8,7 @@
 #include <limits.h>
 #include <string.h>
 
-/* More kinds of accelerator than one process will ever load. */
+/* Upper bound on backends in one process. */
 #define MAX_BACKENDS 8
 
 static const struct rk_device_ops *backends[MAX_BACKENDS] = {&rk_cpu_device_ops};
@@ -30,7 +30,7 @@ static struct rk_status *unknown_backend(const char *device_name)
 
     for (int i = 0; i < num_backends; i++)
         rk_str_appendf(&known, "%s%s", i ? ", " : "", backends[i]->name);
-    st = RK_FAIL(RK_NOT_FOUND, "device '%s': no such backend, this process knows: %s", device_name,
+    st = RK_FAIL(RK_NOT_FOUND, "device '%s': no such backend, expected one of: %s", device_name,
                  rk_str_text(&known));
     rk_str_fini(&known);
     return st;
@@ -53,7 +53,7 @@ struct rk_status *rk_device_ops_find(const struct rk_device_ops **out, int *inde
     return NULL;
 }
 
-/* The first required entry that a backend left out, or NULL. */
+/* The first required entry that is NULL in a backend's table, or NULL. */
 static const char *missing_entry(const struct rk_device_ops *ops)
 {
 #define REQUIRE(table, entry) \
@@ -99,8 +99,8 @@ struct rk_status *rk_device_register(const struct rk_device_ops *ops)
     if (find_by_name(ops->name, strlen(ops->name)))
         return RK_FAIL(RK_ALREADY_EXISTS, "device backend '%s' is registered already", ops->name);
     if (num_backends == MAX_BACKENDS)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "device backend '%s': the table holds at most %d", ops->name,
-                       MAX_BACKENDS);
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "device backend '%s': too many backends, expected at most %d",
+                       ops->name, MAX_BACKENDS);
     backends[num_backends++] = ops;
     return NULL;
 }

@@ -1,4 +1,4 @@
-/* The operators as callers see them: check, then call the backend of the stream. */
+/* The operators for callers: check the arguments, then call the stream's backend. */
 #include "kernels/rk_kernels.h"
 
 #include "base/rk_assert.h"
@@ -60,7 +60,7 @@ void rk_expect(struct rk_check *check, bool ok, const char *fmt, ...)
     check->st = RK_FAIL(RK_INVALID_ARGUMENT, "%s: %s", check->op, text);
 }
 
-/* Rank in range, known dtype, memory where there are elements, rows that do not overlap. */
+/* Rank in range, known dtype, non-NULL data if there are elements, non-overlapping rows. */
 static void expect_view(struct rk_check *check, const char *arg, rk_tensor_t t)
 {
     int64_t row_elements;
@@ -121,10 +121,10 @@ void rk_expect_contiguous(struct rk_check *check, const char *arg, rk_tensor_t t
               arg, (long long)t.row_stride, (long long)rk_tensor_row_elements(t));
 }
 
-/* Views of one fused allocation interleave, so only an equal start is proof of an alias. */
+/* Views of one fused allocation may interleave, so only an equal start proves an alias. */
 void rk_expect_no_alias(struct rk_check *check, const char *out_arg, rk_tensor_t out, const char *in_arg,
                         rk_tensor_t in)
 {
-    rk_expect(check, !out.data || out.data != in.data, "%s aliases %s, expected memory of its own", out_arg,
+    rk_expect(check, !out.data || out.data != in.data, "%s aliases %s, expected separate memory", out_arg,
               in_arg);
 }

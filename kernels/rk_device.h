@@ -1,7 +1,7 @@
-/* Device memory, streams and events behind a table of functions: the backend seam.
+/* Device memory, streams and events behind a table of functions that backends implement.
  *
- * "cpu" is built in; a plug-in registers more (rk_device_register). Callers never touch device memory
- * directly: on the CPU it happens to be host memory, on a GPU it is not. */
+ * "cpu" is built in; a plug-in registers more (rk_device_register). Callers must not access device memory
+ * directly: on the CPU it is host memory, on a GPU it is not. */
 #ifndef RK_DEVICE_H
 #define RK_DEVICE_H
 
@@ -29,10 +29,10 @@ typedef enum rk_copy_kind { RK_COPY_H2D, RK_COPY_D2H, RK_COPY_D2D } rk_copy_kind
 struct rk_device_config {
     size_t struct_size;        /* sizeof(struct rk_device_config) */
     const char *name;          /* "cpu", "cuda:0" */
-    int32_t num_threads;       /* CPU: threads of kernels and GEMM; 0 means all cores */
-    size_t memory_limit_bytes; /* 0: none. An allocation beyond it fails like an exhausted device. */
-    /* No other process on this host shall open it exclusively meanwhile: UNAVAILABLE, reason DEVICE_BUSY,
-     * when one has. Nothing for devices that can be shared (the CPU). */
+    int32_t num_threads;       /* CPU: number of threads of kernels and GEMM; 0: all cores */
+    size_t memory_limit_bytes; /* 0: no limit. An allocation beyond the limit fails as on a full device. */
+    /* Prevents other processes on this host from opening it exclusively: UNAVAILABLE, reason DEVICE_BUSY, if
+     * one has. No effect for devices that can be shared (the CPU). */
     bool is_exclusive;
 };
 
@@ -40,51 +40,52 @@ struct rk_device_info {
     char name[64];                   /* "cpu", "cuda:0" */
     char uuid[RK_DEVICE_UUID_BYTES]; /* of the physical device; the host's name for the CPU */
     uint64_t memory_total_bytes;
-    /* Equal for processes that take from the same memory; "" when no other process does. */
+    /* Equal for processes that share the same memory; "" if it is not shared. */
     char memory_domain[RK_DEVICE_DOMAIN_BYTES];
 };
 
 struct rk_device_stats {
     uint64_t allocated_bytes, peak_bytes; /* device memory held through rk_device_alloc and _commit */
-    uint64_t host_bytes;                  /* pinned host memory held now */
-    uint64_t own_bytes;                   /* what the backend holds for its operators: workspaces, scratch */
-    /* Of all three, since the device was opened: warm-up ends when it stops growing. A range counts once. */
+    uint64_t host_bytes;                  /* pinned host memory allocated now */
+    uint64_t own_bytes;                   /* memory of the backend for its operators: workspaces, scratch */
+    /* Allocations of all three kinds since the device was opened: constant after warm-up. A range counts
+     * once. */
     uint64_t num_allocations;
 };
 
-/* Memory that operators use beyond their arguments. It belongs to the stream that they run on. */
+/* Memory that operators use in addition to their arguments. It belongs to the stream that they run on. */
 struct rk_workspace {
     size_t scratch_bytes; /* contents undefined between calls */
-    size_t kept_bytes;    /* zeroed once; then what the last call left in it */
+    size_t kept_bytes;    /* zeroed once; later calls see what the last call left in it */
 };
 
 /* Opens by name: the part before ':' selects the table. NOT_FOUND lists the known ones. Not thread-safe:
- * opened, used and closed by the engine thread. */
+ * open, use and close it on the engine thread. */
 struct rk_status *rk_device_open(struct rk_device **out, const struct rk_device_config *config) RK_NODISCARD;
-/* All memory, streams and events must have been returned; leaks are logged and asserted in debug builds. */
+/* All memory, streams and events must have been freed; leaks are logged and asserted in debug builds. */
 void rk_device_close(struct rk_device *device); /* NULL is a no-op */
 struct rk_device_info rk_device_get_info(const struct rk_device *device);
 struct rk_device_stats rk_device_get_stats(const struct rk_device *device);
 /* The backend of collectives over this device's memory (engine/rk_comm.h): "cpu", "nccl". Static. */
 const char *rk_device_collectives(const struct rk_device *device);
 void rk_device_reset_peak(struct rk_device *device);
-/* Bytes that rk_device_alloc can hand out now, as far as the device knows: below its limit, and not held by
+/* Bytes that rk_device_alloc can allocate now, as far as the device knows: below its limit, and not used by
  * another process. */
 uint64_t rk_device_free_bytes(const struct rk_device *device);
-/* The same without the limit: what all processes of its memory_domain can still take together. */
+/* The same without the limit: what all processes of its memory_domain together can still allocate. */
 uint64_t rk_device_shared_free_bytes(const struct rk_device *device);
 
-/* Whether streams run beside the host: a call that enqueues returns before its work has been done. */
+/* Whether streams are asynchronous: a call that enqueues returns before the work is done. */
 bool rk_device_is_async(const struct rk_device *device);
-/* OK, or why the device is lost for good (the daemon then turns FAILED). */
+/* OK, or the reason why the device is lost permanently (the daemon then becomes FAILED). */
 struct rk_status *rk_device_check(struct rk_device *device) RK_NODISCARD;
 
-/* What else can go wrong with work on this device than the device: when a stream has been synchronised, the
- * error that `fn` returns is its error. For collectives, whose peers may be gone. NULL: nothing. */
+/* Sets a function that is called when a stream has been synchronised; the error that it returns becomes the
+ * error of the synchronisation. For collectives, whose peers may be lost. NULL removes it. */
 void rk_device_set_watch(struct rk_device *device, struct rk_status *(*fn)(void *user), void *user);
 
-/* Zeroed device memory, aligned to 256. RESOURCE_EXHAUSTED (reason DEVICE_OOM) names `what`, the bytes wanted
- * and those free. */
+/* Zeroed device memory, aligned to 256. RESOURCE_EXHAUSTED (reason DEVICE_OOM) names `what`, the requested
+ * bytes and the free bytes. */
 struct rk_status *rk_device_alloc(struct rk_device *device, void **out, size_t bytes,
                                   const char *what) RK_NODISCARD;
 void rk_device_free(struct rk_device *device, void *ptr); /* NULL is a no-op */
@@ -93,24 +94,24 @@ struct rk_status *rk_device_host_alloc(struct rk_device *device, void **out, siz
                                        const char *what) RK_NODISCARD;
 void rk_device_host_free(struct rk_device *device, void *ptr); /* NULL is a no-op */
 
-/* --- addresses that outlive their memory. Views, graphs and whatever else has such an address stay valid
- * when the memory is given back and taken again; in between nothing may touch it. --- */
+/* --- address ranges whose memory can be released. Views, graphs and other users of the addresses stay valid
+ * when the memory is released and committed again; in between nothing may access it. --- */
 
-/* What the size of a range is rounded up to. */
+/* The size of a range is rounded up to a multiple of this. */
 #define RK_RANGE_GRANULE ((size_t)2 << 20)
-/* Addresses without memory, aligned to the granule; ended by rk_device_free. UNIMPLEMENTED where the backend
- * has none. */
+/* Reserves addresses without memory, aligned to the granule; free with rk_device_free. UNIMPLEMENTED if the
+ * backend has no ranges. */
 struct rk_status *rk_device_reserve(struct rk_device *device, void **out, size_t bytes,
                                     const char *what) RK_NODISCARD;
-/* Takes memory for the whole range, zeroed; nothing when it has some. Errors: those of rk_device_alloc. */
+/* Allocates zeroed memory for the whole range; no-op if committed. Errors: those of rk_device_alloc. */
 struct rk_status *rk_device_commit(struct rk_device *device, void *range) RK_NODISCARD;
-/* Gives the memory back; nothing when it has none. Every stream must have passed what uses it. */
+/* Frees the memory; no-op if not committed. All streams must have completed its uses. */
 struct rk_status *rk_device_release(struct rk_device *device, void *range) RK_NODISCARD;
 
 struct rk_status *rk_stream_create(struct rk_stream **out, struct rk_device *device,
                                    const char *name) RK_NODISCARD;
-/* The same. Where the device can choose, what this stream has been given begins before what other streams
- * wait for room with: for short work that others depend on. */
+/* The same with high priority: if the device supports it, work of this stream is scheduled before waiting
+ * work of other streams. For short work that others depend on. */
 struct rk_status *rk_stream_create_urgent(struct rk_stream **out, struct rk_device *device,
                                           const char *name) RK_NODISCARD;
 void rk_stream_destroy(struct rk_stream *stream); /* NULL is a no-op */
@@ -119,58 +120,58 @@ struct rk_device *rk_stream_device(const struct rk_stream *stream);
 struct rk_status *rk_stream_copy(struct rk_stream *stream, void *dst, const void *src, size_t bytes,
                                  rk_copy_kind_t kind) RK_NODISCARD;
 struct rk_status *rk_stream_zero(struct rk_stream *stream, void *dst, size_t bytes) RK_NODISCARD;
-/* Waits for everything enqueued so far and reports its first error. */
+/* Waits for everything enqueued so far and returns its first error. */
 struct rk_status *rk_stream_sync(struct rk_stream *stream) RK_NODISCARD;
 
-/* Makes the stream's workspace at least this large now, so that operators need not grow it later. */
+/* Makes the stream's workspace at least this large, so that operators need not grow it later. */
 struct rk_status *rk_stream_reserve(struct rk_stream *stream,
                                     const struct rk_workspace *workspace) RK_NODISCARD;
 
 struct rk_status *rk_event_create(struct rk_event **out, struct rk_device *device) RK_NODISCARD;
-/* One that also knows when it was reached (others cost less). */
+/* An event that also records its time (other events cost less). */
 struct rk_status *rk_event_create_timed(struct rk_event **out, struct rk_device *device) RK_NODISCARD;
-/* From one timed event to another; both must have been recorded, and reached (rk_stream_sync). */
+/* Time from one timed event to another; both must have been recorded, and reached (rk_stream_sync). */
 struct rk_status *rk_event_elapsed_ns(int64_t *out, struct rk_event *begin,
                                       struct rk_event *end) RK_NODISCARD;
 void rk_event_destroy(struct rk_event *event); /* NULL is a no-op */
 struct rk_status *rk_event_record(struct rk_event *event, struct rk_stream *stream) RK_NODISCARD;
 struct rk_status *rk_stream_wait(struct rk_stream *stream, struct rk_event *event) RK_NODISCARD;
-/* Whether the stream has passed the event's last record, or failed on the way. Any thread. */
+/* Whether the stream has completed the event's last record, or failed before. Any thread. */
 bool rk_event_query(struct rk_event *event);
-/* Whether what is enqueued now is recorded into a graph instead of being run. */
+/* Whether operations enqueued now are recorded into a graph instead of executed. */
 bool rk_stream_is_recording(const struct rk_stream *stream);
-/* The host waits until the stream has passed the event's last record. */
+/* The host waits until the stream has completed the event's last record. */
 struct rk_status *rk_event_sync(struct rk_event *event) RK_NODISCARD;
 
-/* Graphs: what was enqueued on a stream between begin and end, to be enqueued again by one call. In between
- * nothing runs; whatever would allocate, wait or touch another stream fails. A launch repeats the recorded
- * operations with the recorded addresses and sizes, so everything that varies must lie in device memory. An
- * operator's scratch may grow when it is first called with a shape: run before recording. */
+/* Graphs: operations enqueued on a stream between begin and end, which one call enqueues again. In between
+ * nothing is executed; operations that allocate, wait or use another stream fail. A launch repeats the
+ * recorded operations with the recorded addresses and sizes, so all variable values must be in device memory.
+ * An operator's scratch may grow when it is first called with a shape: run it before recording. */
 bool rk_device_has_graphs(const struct rk_device *device);
 struct rk_status *rk_graph_begin(struct rk_stream *stream) RK_NODISCARD; /* UNIMPLEMENTED without graphs */
-/* Ends the recording that begin started, also after an operation in between failed: then `out` is NULL and
- * what was recorded is dropped. */
+/* Ends the recording. Call it also if an operation in between failed: then *out is NULL and the recording is
+ * dropped. */
 struct rk_status *rk_graph_end(struct rk_graph **out, struct rk_stream *stream) RK_NODISCARD;
-/* On the stream that recorded it. */
+/* Launches it on the stream that recorded it. */
 struct rk_status *rk_graph_launch(struct rk_graph *graph) RK_NODISCARD;
-/* False once scratch that the recorded operations use has moved: launching then is an error. */
+/* False once scratch memory of the recorded operations was reallocated: launching then is an error. */
 bool rk_graph_is_current(const struct rk_graph *graph);
-/* The stream must have passed the last launch. */
+/* The stream must have completed the last launch. */
 void rk_graph_destroy(struct rk_graph *graph); /* NULL is a no-op */
 
-/* --- dry runs: a device whose memory has addresses but no bytes behind them (host memory is real),
- * its operators check their arguments and compute nothing, and copies to the host deliver zeros. So code that
- * runs on it shows in rk_device_get_stats what memory it takes. --- */
+/* --- dry runs: a device whose allocations are addresses without memory (host memory is real); operators
+ * check their arguments and compute nothing, and copies to the host give zeros. So rk_device_get_stats shows
+ * how much memory the code would allocate. --- */
 
-/* `like` is the device whose operators are asked for their workspace; it must outlive the dry one. NULL: none
- * is known. */
+/* `like` is the device whose operators compute workspaces; it must outlive the dry one. NULL: workspaces are
+ * unknown. */
 struct rk_status *rk_device_open_dry(struct rk_device **out, const struct rk_device *like) RK_NODISCARD;
 bool rk_device_is_dry(const struct rk_device *device);
-/* The largest workspace that an operator on the dry device would have used. */
+/* The maximum workspace that an operator on the dry device would have used. */
 struct rk_workspace rk_device_dry_workspace(const struct rk_device *dry);
 
-/* --- the table a backend fills. Handles are the backend's own. The wrappers above check arguments, account
- * and keep the list of live allocations. --- */
+/* --- the table that a backend fills in. Handles are opaque pointers of the backend. The wrappers above check
+ * arguments, count bytes and keep the list of live allocations. --- */
 struct rk_device_ops {
     const char *name;                    /* "cpu", "cuda": the part of a device name before ':' */
     uint32_t abi;                        /* RK_DEVICE_ABI */
@@ -190,19 +191,18 @@ struct rk_device_ops {
                               rk_copy_kind_t kind);
     struct rk_status *(*zero)(void *dev, void *stream, void *dst, size_t bytes);
     struct rk_status *(*stream_sync)(void *dev, void *stream);
-    /* optional: NULL means that streams run in order with the host, so events have nothing to do */
+    /* optional: NULL means that streams are synchronous, so events need no work */
     struct rk_status *(*event_create)(void *dev, void **out);
     void (*event_destroy)(void *dev, void *event);
     struct rk_status *(*event_record)(void *dev, void *event, void *stream);
     struct rk_status *(*stream_wait)(void *dev, void *stream, void *event);
     bool (*event_query)(void *dev, void *event);          /* any thread */
-    bool (*stream_is_recording)(void *dev, void *stream); /* optional: NULL means never */
-    /* optional: what libraries over the same driver take for a stream (cudaStream_t); NULL means nothing */
+    bool (*stream_is_recording)(void *dev, void *stream); /* optional: NULL means never recording */
+    /* optional: the stream handle of libraries over the same driver (cudaStream_t); NULL means none */
     void *(*stream_native)(void *dev, void *stream);
-    /* optional: makes the device the calling thread's; NULL means that any thread may call */
+    /* optional: makes the device current for the calling thread; NULL means that any thread may call */
     struct rk_status *(*use)(void *dev);
-    struct rk_status *(*event_create_timed)(void *dev,
-                                            void **out); /* may be NULL where events are not: as above */
+    struct rk_status *(*event_create_timed)(void *dev, void **out); /* may be NULL if event_create is */
     struct rk_status *(*event_elapsed_ns)(void *dev, int64_t *out, void *begin, void *end);
     struct rk_status *(*event_sync)(void *dev, void *event);
     /* optional, all or none: NULL means no graphs. graph_end without `out` drops the recording. */
@@ -211,12 +211,12 @@ struct rk_device_ops {
     struct rk_status *(*graph_launch)(void *dev, void *stream, void *graph);
     bool (*graph_is_current)(void *dev, void *stream, void *graph);
     void (*graph_destroy)(void *dev, void *graph);
-    struct rk_status *(*check)(void *dev); /* optional: NULL means never lost */
-    /* optional: the uuid of get_info, without opening the device; NULL means that it can be shared */
+    struct rk_status *(*check)(void *dev); /* optional: NULL means that the device is never lost */
+    /* optional: the uuid of get_info, without opening the device; NULL means that the device can be shared */
     struct rk_status *(*get_uuid)(int index, char uuid[RK_DEVICE_UUID_BYTES]);
-    /* optional: NULL means that no other process takes memory of the device */
+    /* optional: NULL means that no other process uses the device's memory */
     struct rk_status *(*get_free)(void *dev, uint64_t *out_bytes);
-    /* optional: what the backend holds itself and how often it took some; NULL means nothing */
+    /* optional: bytes that the backend itself holds, and its number of allocations; NULL means none */
     void (*get_own)(const void *dev, uint64_t *out_bytes, uint64_t *out_num_allocations);
     /* optional: NULL means that no operator needs a workspace */
     struct rk_status *(*reserve)(void *dev, void *stream, const struct rk_workspace *workspace);
@@ -226,19 +226,20 @@ struct rk_device_ops {
     struct rk_status *(*range_commit)(void *dev, void *range, size_t bytes);
     struct rk_status *(*range_release)(void *dev, void *range, size_t bytes);
     void (*range_free)(void *dev, void *range, size_t bytes);
-    /* optional: NULL means that all streams are alike */
+    /* optional: NULL means that all streams have the same priority */
     struct rk_status *(*stream_create_urgent)(void *dev, void **out, const char *name);
 };
 
 /* Adds a backend; FAILED_PRECONDITION when its abi differs, ALREADY_EXISTS for a second one of that name. The
- * table must outlive the process's use of it. */
+ * table must stay valid while the process runs. */
 struct rk_status *rk_device_register(const struct rk_device_ops *ops) RK_NODISCARD;
-/* What the kernels need of a stream: the backend's handles. Used by kernels/kernels.c and backends only. */
+/* The backend's handles, for kernels/kernels.c and backends only. */
 void *rk_device_handle(const struct rk_device *device);
 void *rk_stream_handle(const struct rk_stream *stream);
-/* The driver's own handle of a stream (cudaStream_t), for collectives. NULL on the CPU. */
+/* The driver's handle of a stream (cudaStream_t), for collectives. NULL on the CPU. */
 void *rk_stream_native(const struct rk_stream *stream);
-/* For another thread than the one that opened the device, before it calls what any thread may. */
+/* Call on a thread other than the one that opened the device before calling functions that any thread may
+ * call. */
 struct rk_status *rk_device_use(struct rk_device *device) RK_NODISCARD;
 const struct rk_kernel_ops *rk_stream_kernels(const struct rk_stream *stream);
 

@@ -1,16 +1,16 @@
-/* Math operators: argument structs, the table a backend fills, and the checked wrappers that everyone calls.
+/* Math operators: argument structs, the table that a backend fills in, and the checked wrappers for callers.
  *
  * Common rules. T = packed tokens of the call. Float tensors of one call have one dtype unless a comment says
  * otherwise: F32, BF16, F16 or (CPU only, for tests) F64; all arithmetic is done in at least f32, sums inside
  * a row in f64 on the CPU, and every result is rounded once. "stat" tensors are F32, or F64 when the floats
  * are F64. Integer tensors are I32. A tensor whose data is NULL is "none" where a comment allows it. Outputs
- * may not alias inputs unless said. Calls enqueue on `stream` and do not synchronise. Empty calls (T = 0) are
- * legal and do nothing. Every operator is deterministic, and row-wise operators give a row the same bits
- * whatever other rows are in the call. What a caller says to be settled was complete before the pass began
- * and is written by no operator of it (parameters, a step's tables): it may be read before what is enqueued
- * in front of the call has ended; false is always right. Errors: INVALID_ARGUMENT naming operator, argument,
- * value and expectation (what lies in integer tensors is checked by the CPU backend only); UNIMPLEMENTED for
- * a dtype or size that the backend lacks. References: kernels/cpu/. */
+ * must not alias inputs unless stated. Calls enqueue on `stream` and do not synchronise. Empty calls (T = 0)
+ * are valid and do nothing. Every operator is deterministic, and in row-wise operators the result of a row
+ * does not depend on the other rows of the call. A "settled" input was complete before the pass began and no
+ * operator of the pass writes it (parameters, a step's tables): it may be read before earlier work on the
+ * stream has ended; false is always correct. Errors: INVALID_ARGUMENT naming operator, argument, value and
+ * expectation (only the CPU backend checks values in integer tensors); UNIMPLEMENTED for a dtype or size that
+ * the backend does not support. References: kernels/cpu/. */
 #ifndef RK_KERNELS_H
 #define RK_KERNELS_H
 
@@ -22,23 +22,23 @@ RK_BEGIN_DECLS
 
 #define RK_KERNEL_ABI 9
 
-/* C[M, N] = alpha * op(A) * op(B) + beta * C (+ bias[N]); op is a transpose where trans_* is set.
+/* C[M, N] = alpha * op(A) * op(B) + beta * C (+ bias[N]); op is a transpose if trans_* is set.
  * Linear layers: Y = X W^T is trans_b; dX = dY W needs no transpose; dW += dY^T X is trans_a with beta 1.
  * C may have another float dtype than A and B (gradients in f32). beta 0 does not read C.
- * strict: every output is one fixed ascending chain over K, so its bits do not depend on M or N. */
+ * strict: every output is one ascending chain over K, so it does not depend on M or N. */
 struct rk_gemm_args {
     rk_tensor_t c, a, b;
     rk_tensor_t bias; /* none, or [N] */
-    /* None, or [M, N / 2]: silu(C[:, :N / 2]) * C[:, N / 2:] with the bits of swiglu_fwd, and what C holds
-     * then is undefined. */
+    /* None, or [M, N / 2]: silu(C[:, :N / 2]) * C[:, N / 2:], bit-identical to swiglu_fwd; C is then
+     * undefined. */
     rk_tensor_t swiglu;
     bool trans_a, trans_b, strict, b_is_settled;
     float alpha, beta;
 };
 
-/* Products of groups of rows, each with a matrix of its own: the experts of a layer. Group g has the rows
- * [offsets[g], offsets[g + 1]) of x and y; rows from offsets[G] on are neither read nor written. An output
- * has the bits that it would have with its group alone, and the sums that gemm has with that strict. */
+/* Grouped GEMM: groups of rows, each multiplied by its own matrix: the experts of a layer. Group g has the
+ * rows [offsets[g], offsets[g + 1]) of x and y; rows from offsets[G] on are neither read nor written. An
+ * output does not depend on other groups, and its sums are those of gemm with the same strict. */
 struct rk_grouped_gemm_args {
     rk_tensor_t y;       /* [R, n] */
     rk_tensor_t x;       /* [R, k] */
@@ -53,23 +53,23 @@ struct rk_grouped_gemm_wgrad_args {
     rk_tensor_t dy;      /* [R, n] */
     rk_tensor_t x;       /* [R, k] */
     rk_tensor_t offsets; /* as in the forward call */
-    bool overwrites_dw;  /* = instead of +=: what is there is not read, and a group without rows gets zeros */
+    bool overwrites_dw;  /* = instead of +=: old contents are not read, and a group without rows gets zeros */
     bool strict;
 };
 
-/* Which experts a token goes to, and with what weights. s = softmax(logits) over the experts, or the sigmoid
- * of each; the K experts with the largest s + bias are taken, by descending order of it, equal ones by
- * ascending id. With num_groups > 1 the experts are num_groups equal ranges, of which only the topk_groups
- * best ones take part; a group is as good as the sum of its two largest s + bias. Then probs = scale * s[id],
- * divided first by the sum of the K where `normalizes` (plus 1e-20 for sigmoids). DeepSeek-V3,
- * arXiv:2412.19437, 2.1.2. */
+/* Routing: the experts of each token, and their weights. s = softmax(logits) over the experts, or the sigmoid
+ * of each; the K experts with the largest s + bias are chosen, in descending order, equal ones by ascending
+ * id. With num_groups > 1 the experts are num_groups equal ranges, of which only the topk_groups best ones
+ * are eligible; the score of a group is the sum of its two largest s + bias. Then probs = scale * s[id],
+ * divided first by the sum of the K if `normalizes` (plus 1e-20 for sigmoids). DeepSeek-V3, arXiv:2412.19437,
+ * 2.1.2. */
 struct rk_moe_route_args {
     rk_tensor_t ids;    /* I32 [T, K], K up to RK_MOE_TOP_K_MAX */
     rk_tensor_t probs;  /* stat [T, K] */
     rk_tensor_t logits; /* stat [T, E], E up to RK_MOE_EXPERTS_MAX */
     rk_tensor_t bias;   /* none, or stat [E] */
-    rk_tensor_t given;  /* none, or I32 [T, K]: the ids to take, whatever the scores are (replay); with an id
-                         * below 0  the token goes nowhere there: prob 0 */
+    rk_tensor_t given;  /* none, or I32 [T, K]: the ids to use, independent of the scores (replay); an id
+                         * below 0 means no expert: prob 0 */
     bool is_sigmoid, normalizes;
     int32_t num_groups, topk_groups; /* 1, 1: none */
     float scale;
@@ -78,23 +78,24 @@ struct rk_moe_route_args {
 #define RK_MOE_EXPERTS_MAX 1024
 #define RK_MOE_TOP_K_MAX   32
 
-/* dlogits by the K probabilities of the forward call; the choice itself has no gradient, nor has bias. */
+/* dlogits from the gradients of the K probabilities of the forward call; neither the choice nor bias has a
+ * gradient. */
 struct rk_moe_route_bwd_args {
     struct rk_moe_route_args fwd; /* as in the forward call: ids is an input now, probs is not used */
     rk_tensor_t dlogits;          /* stat [T, E]; overwritten */
     rk_tensor_t dprobs;           /* stat [T, K] */
 };
 
-/* The order in which tokens are handed to the experts: rows sorted by expert, within one by token. */
+/* The order of tokens for the experts: rows sorted by expert, then by token. */
 struct rk_moe_sort_args {
     rk_tensor_t offsets; /* I32 [E + 1]: expert e has the rows [offsets[e], offsets[e + 1]) */
     rk_tensor_t tokens;  /* I32 [T * K]: the token of each row; 0 from offsets[E] on */
-    rk_tensor_t places;  /* I32 [T, K]: the row of each choice; -1 where there is none */
+    rk_tensor_t places;  /* I32 [T, K]: the row of each choice; -1 if there is none */
     rk_tensor_t ids;     /* I32 [T, K]: experts, distinct in a token; below 0: none */
 };
 
-/* y[t] = sum over k, by ascending ids[t][k], of x[places[t][k]]: what the experts made of a token. Over the
- * gradients of the rows it is the backward pass of handing out tokens by gather_rows. */
+/* y[t] = sum over k, by ascending ids[t][k], of x[places[t][k]]: the sum of the experts' outputs for a token.
+ * Applied to gradients of the rows, it is the backward pass of gather_rows over tokens. */
 struct rk_moe_combine_args {
     rk_tensor_t y;      /* [T, hidden_size] */
     rk_tensor_t x;      /* [R, hidden_size] */
@@ -131,7 +132,7 @@ struct rk_rmsnorm_fwd_args {
     rk_tensor_t rstd;     /* stat [T], or none when no backward follows */
     rk_tensor_t x;        /* [T, hidden_size] */
     rk_tensor_t residual; /* none, or [T, hidden_size] */
-    rk_tensor_t sum;      /* s is written here; none without residual; may alias x or residual */
+    rk_tensor_t sum;      /* output s; none without residual; may alias x or residual */
     rk_tensor_t weight;   /* [hidden_size] */
     bool weight_is_settled;
     float eps;
@@ -142,34 +143,34 @@ struct rk_rmsnorm_fwd_args {
 struct rk_rmsnorm_bwd_args {
     rk_tensor_t dx;        /* [T, hidden_size]; may alias dresidual */
     rk_tensor_t dweight;   /* [hidden_size], F32 or the dtype of dy; accumulated */
-    rk_tensor_t dy, x;     /* [T, hidden_size]; x is what was normalised (s) */
+    rk_tensor_t dy, x;     /* [T, hidden_size]; x is the input of the norm (s) */
     rk_tensor_t dresidual; /* none, or [T, hidden_size] */
     rk_tensor_t weight;    /* [hidden_size] */
     rk_tensor_t rstd;      /* stat [T] */
 };
 
-/* The same norm over every head, without a residual: y[t][h] = x[t][h] * rstd[t][h] * weight,
- * rstd = 1/sqrt(mean over head_dim of x^2 + eps). Queries and keys of Qwen3. */
+/* The same norm over every head, without a residual: y[t][h] = x[t][h] * rstd[t][h] * weight, rstd =
+ * 1/sqrt(mean over head_dim of x^2 + eps). For queries and keys, as in Qwen3. */
 struct rk_head_norm_fwd_args {
-    rk_tensor_t y;      /* [T, heads, head_dim]; may be x */
+    rk_tensor_t y;      /* [T, heads, head_dim]; may alias x */
     rk_tensor_t rstd;   /* stat [T, heads], or none when no backward follows */
     rk_tensor_t x;      /* [T, heads, head_dim] */
     rk_tensor_t weight; /* [head_dim] */
     float eps;
 };
 
-/* As rmsnorm_bwd, row by row of all heads; dweight is summed over tokens and heads. */
+/* Like rmsnorm_bwd, for each row of all heads; dweight is summed over tokens and heads. */
 struct rk_head_norm_bwd_args {
-    rk_tensor_t dx;      /* [T, heads, head_dim]; may be dy */
+    rk_tensor_t dx;      /* [T, heads, head_dim]; may alias dy */
     rk_tensor_t dweight; /* [head_dim], F32 or the dtype of dy; accumulated */
-    rk_tensor_t dy, x;   /* [T, heads, head_dim]; x is what was normalised */
+    rk_tensor_t dy, x;   /* [T, heads, head_dim]; x is the input of the norm */
     rk_tensor_t weight;  /* [head_dim] */
     rk_tensor_t rstd;    /* stat [T, heads] */
 };
 
 /* A narrow linear layer in full precision: value heads, classification scores.
  *   scores[t][c] = x[t] . weight[c] + bias[c]
- * Not for columns by the hundred: the input is read once for every few of them. */
+ * Not for hundreds of columns: the input is read once for every few of them. */
 struct rk_project_fwd_args {
     rk_tensor_t scores; /* stat [T, columns] */
     rk_tensor_t x;      /* [T, hidden_size] */
@@ -185,13 +186,13 @@ struct rk_project_bwd_args {
     rk_tensor_t dscores;     /* stat [T, columns] */
     rk_tensor_t x;           /* [T, hidden_size] */
     rk_tensor_t weight;      /* [columns, hidden_size] */
-    bool overwrites_dweight; /* = instead of +=: what is there is not read */
+    bool overwrites_dweight; /* = instead of +=: old contents are not read */
 };
 
-/* Rotary embedding in place, pairs (k, k + head_dim/2) (NeoX layout), cos and sin at row positions[t]:
+/* RoPE in place, pairs (k, k + head_dim/2) (NeoX layout), cos and sin at row positions[t]:
  *   x[k] <- x[k] cos - x[k + d/2] sin,  x[k + d/2] <- x[k + d/2] cos + x[k] sin
- * With is_interleaved the pairs are the columns 2 k and 2 k + 1 instead, as DeepSeek's weights have them. A
- * rotation back (inverse) is the backward pass. Su et al., arXiv:2104.09864. */
+ * With is_interleaved the pairs are the columns 2 k and 2 k + 1 instead, as in DeepSeek's weights. The
+ * inverse rotation is the backward pass. Su et al., arXiv:2104.09864. */
 struct rk_rope_args {
     rk_tensor_t x;         /* [T, heads, head_dim] */
     rk_tensor_t cos, sin;  /* F32 [max_position, head_dim / 2] */
@@ -209,7 +210,7 @@ struct rk_swiglu_fwd_args {
 struct rk_swiglu_bwd_args {
     rk_tensor_t dgate, dup; /* [T, intermediate_size]; may alias gate and up */
     rk_tensor_t dy, gate, up;
-    rk_tensor_t y;      /* none, or the forward result once more, bit for bit; may alias dy */
+    rk_tensor_t y;      /* none, or recomputes the forward result, bit-identical; may alias dy */
     rk_tensor_t probs;  /* as in the forward call */
     rk_tensor_t dprobs; /* with probs stat [T]: sum over the columns of dy * silu(gate) * up; else none */
 };
@@ -220,29 +221,29 @@ struct rk_swiglu_bwd_args {
  * and, if window > 0, i - j < window. Dao, arXiv:2307.08691.
  * Cost: num_heads * (head_dim + v_head_dim) * sum(len^2) FLOPs.
  *
- * With k_begin and k_lens the queries of a call are parts of sequences whose keys lie elsewhere (context
+ * With k_begin and k_lens the queries of a call are parts of sequences with separate key ranges (context
  * parallelism): those of segment s, the n_s rows of q from cu_seqlens[s], are the last n_s positions of a
- * sequence whose keys are the k_lens[s] rows of k and v from k_begin[s]. Query i of it stands at position
- * k_lens[s] - n_s + i, has the bits that the call over that sequence alone gives to this position, and sees
- * nothing of other rows of k and v. k_lens[s] is n_s or more, or 0: then the segment is skipped, k_begin[s]
- * means nothing, and its rows of out and columns of lse stay as they are. Key ranges may overlap. */
+ * sequence whose keys are the k_lens[s] rows of k and v from k_begin[s]. Query i of it is at position
+ * k_lens[s] - n_s + i, is bit-identical to that position in a call over that sequence alone, and does not
+ * depend on other rows of k and v. k_lens[s] is n_s or more, or 0: then the segment is skipped, k_begin[s] is
+ * ignored, and its rows of out and columns of lse are not written. Key ranges may overlap. */
 struct rk_attn_varlen_args {
     rk_tensor_t out;             /* [T, num_heads, v_head_dim] */
-    rk_tensor_t lse;             /* stat [num_heads, T], natural log; none when no backward follows */
+    rk_tensor_t lse;             /* stat [num_heads, T], natural log; none when no backward pass follows */
     rk_tensor_t q;               /* [T, num_heads, head_dim] */
     rk_tensor_t k;               /* [T, num_kv_heads, head_dim]; with k_begin any number of rows, as v */
     rk_tensor_t v;               /* [T, num_kv_heads, v_head_dim] */
     rk_tensor_t cu_seqlens;      /* I32 [num_seqs + 1], from 0 to T, non-decreasing */
     rk_tensor_t k_begin, k_lens; /* both none, or I32 [num_seqs] */
-    int32_t max_seqlen;          /* of the steps of cu_seqlens */
+    int32_t max_seqlen;          /* maximum difference between elements of cu_seqlens */
     int32_t window;              /* 0: none */
     float scale;
 };
 
 /* With k_begin, the key ranges of a call must be disjoint: a row of dk and dv is the sum over the queries of
- * one segment. Segments that share keys, as the two of a zig-zag split do, go into calls of their own, each
- * with the lengths of the others set to 0, and the caller adds what these leave in dk and dv. Rows of dk and
- * dv outside all ranges become 0; rows of dq of a skipped segment stay as they are. */
+ * one segment. Segments that share keys, such as the two of a zig-zag split, need separate calls, each with
+ * the lengths of the other segments set to 0; the caller adds their dk and dv. Rows of dk and dv outside of
+ * all ranges are set to 0; rows of dq of a skipped segment are not written. */
 struct rk_attn_varlen_bwd_args {
     struct rk_attn_varlen_args fwd; /* as in the forward call: out and lse are inputs now */
     rk_tensor_t dq, dk, dv;         /* like q, k, v; overwritten */
@@ -250,7 +251,7 @@ struct rk_attn_varlen_bwd_args {
 };
 
 /* Writes keys and values of T tokens into a paged cache; slot = block * block_size + offset, or -1: skip.
- * v_cache and v none: the cache is one tensor, whose rows serve as keys and as values. */
+ * v_cache and v none: the cache is one tensor, whose rows are both keys and values. */
 struct rk_kv_write_args {
     rk_tensor_t k_cache;      /* [num_blocks, num_kv_heads, block_size, head_dim] */
     rk_tensor_t v_cache;      /* [num_blocks, num_kv_heads, block_size, v_head_dim], or none */
@@ -259,9 +260,8 @@ struct rk_kv_write_args {
     rk_tensor_t slot_mapping; /* I32 [T] */
 };
 
-/* What stands between the projection of new tokens and their attention over a cache: q and k are rotated in
- * place as by rope, then k and v are written as by kv_write, with the bits of these operators one after the
- * other. */
+/* Fuses the operators between the projection of new tokens and their attention over a cache: applies rope in
+ * place to q and k, then kv_write to k and v, bit-identical to the separate operators. */
 struct rk_rope_kv_write_args {
     rk_tensor_t q;              /* [T, num_heads, head_dim] */
     rk_tensor_t cos, sin;       /* F32 [max_position, head_dim / 2] */
@@ -270,10 +270,10 @@ struct rk_rope_kv_write_args {
     bool places_are_settled;    /* positions, slots and tables */
 };
 
-/* Attention of new tokens over a paged cache (prefill chunks and decode alike). Query j of sequence r stands
- * at position seq_lens[r] - n_r + j, n_r = cu_q[r + 1] - cu_q[r], and sees the keys up to it. The keys of the
- * new tokens must already be in the cache. A sequence with n_r = 0 is skipped. v_cache none: the values are
- * the first v_head_dim columns of the keys, as latent attention has them (DeepSeek-V2, arXiv:2405.04434). */
+/* Attention of new tokens over a paged cache (prefill chunks and decode alike). Query j of sequence r is at
+ * position seq_lens[r] - n_r + j, n_r = cu_q[r + 1] - cu_q[r], and attends to the keys up to it. The keys of
+ * the new tokens must already be in the cache. A sequence with n_r = 0 is skipped. v_cache none: the values
+ * are the first v_head_dim columns of the keys, as in latent attention (DeepSeek-V2, arXiv:2405.04434). */
 struct rk_attn_paged_args {
     rk_tensor_t out;         /* [T, num_heads, v_head_dim] */
     rk_tensor_t q;           /* [T, num_heads, head_dim] */
@@ -283,7 +283,7 @@ struct rk_attn_paged_args {
     rk_tensor_t cu_q;        /* I32 [num_seqs + 1] */
     rk_tensor_t seq_lens;    /* I32 [num_seqs] */
     int32_t window;          /* 0: none */
-    bool past_is_settled;    /* table, cu_q, seq_lens, and what the cache had before the new tokens */
+    bool past_is_settled;    /* block_table, cu_q, seq_lens, and the cache before the new tokens */
     float scale;
 };
 
@@ -293,7 +293,7 @@ enum { RK_STAT_MAX, RK_STAT_SUM, RK_STAT_MOMENT, RK_STAT_LABEL, RK_NUM_STATS };
 /* Statistics of a (vocabulary-parallel part of a) row of logits, z = logits * inv_temperature, over the first
  * num_valid columns (padded vocabulary rows are excluded, not masked):
  *   stats[t] = { m = max z,  S = sum e^(z-m),  U = sum e^(z-m) (z-m),  z_label }
- * z_label is 0 when the label is elsewhere. Parts of several ranks are merged by rk_vocab_stats_merge. */
+ * z_label is 0 if the label is in another part. Parts of several ranks are merged by rk_vocab_stats_merge. */
 struct rk_vocab_stats_args {
     rk_tensor_t stats;   /* F64 [T, 4]; m = -inf, S = U = 0 when num_valid is 0 */
     rk_tensor_t squares; /* none, or F64 [T]: Q = sum e^(2(z-m)), for the sum of squared probabilities */
@@ -308,20 +308,20 @@ struct rk_vocab_stats_args {
  * Then log_probs = z_label - m - log S and entropy = log S - U/S, and, with Q = sum Q_i e^(2(m_i-m)),
  * sum_pi_squared = Q/S^2. */
 struct rk_vocab_stats_merge_args {
-    rk_tensor_t stats;          /* F64 [T, 4]: the merged ones, for the backward pass; may be none */
-    rk_tensor_t squares;        /* F64 [T]: Q, for the same; may be none */
+    rk_tensor_t stats;          /* F64 [T, 4]: merged statistics, for the backward pass; may be none */
+    rk_tensor_t squares;        /* F64 [T]: merged Q, for the backward pass; may be none */
     rk_tensor_t parts;          /* F64 [num_parts, T, 4] */
-    rk_tensor_t square_parts;   /* F64 [num_parts, T], for squares and sum_pi_squared; else none */
+    rk_tensor_t square_parts;   /* F64 [num_parts, T], for squares and sum_pi_squared; otherwise none */
     rk_tensor_t log_probs;      /* stat [T] */
     rk_tensor_t entropy;        /* stat [T], or none */
     rk_tensor_t sum_pi_squared; /* stat [T], or none */
 };
 
-/* Most ids of a row for which log-probs are gathered, or that top_k finds. */
+/* Maximum number of ids per row for vocab_gather and top_k. */
 #define RK_VOCAB_IDS_MAX 1024
 
-/* Log-probs of several ids a row (of a teacher's largest, say). Part of a rank: z at the ids that are in its
- * columns, 0 elsewhere. An id below 0 is none. */
+/* Log-probs of several ids per row, for example of a teacher's most likely ids. A rank's part: z at the ids
+ * in its columns, 0 elsewhere. An id below 0 means none. */
 struct rk_vocab_gather_args {
     rk_tensor_t z;      /* F64 [T, K] */
     rk_tensor_t ids;    /* I32 [T, K], global; K up to RK_VOCAB_IDS_MAX */
@@ -331,7 +331,7 @@ struct rk_vocab_gather_args {
     float inv_temperature;
 };
 
-/* log_probs = z - m - log S, where z is the sum of the parts in the order given; 0 where there is no id. */
+/* log_probs = z - m - log S, where z is the sum of the parts in the order given; 0 if there is no id. */
 struct rk_vocab_gather_merge_args {
     rk_tensor_t log_probs; /* stat [T, K] */
     rk_tensor_t parts;     /* F64 [num_parts, T, K] */
@@ -339,20 +339,20 @@ struct rk_vocab_gather_merge_args {
     rk_tensor_t stats;     /* F64 [T, 4], merged */
 };
 
-/* Upstream gradients of the log-probs at these ids. Equal ids of a row add up. */
+/* Upstream gradients of the log-probs at these ids. Gradients of equal ids in a row are added. */
 struct rk_vocab_gather_grads {
-    rk_tensor_t ids;        /* I32 [T, K] as in the forward pass, or none: then the others are too */
+    rk_tensor_t ids;        /* I32 [T, K] as in the forward pass, or none: then the others are none too */
     rk_tensor_t log_probs;  /* stat [T, K] of the forward pass */
-    rk_tensor_t dlog_probs; /* stat [T, K]; not read where there is no id */
-    rk_tensor_t dsum;       /* stat [T]: the sum of these over the ids */
+    rk_tensor_t dlog_probs; /* stat [T, K]; not read if there is no id */
+    rk_tensor_t dsum;       /* stat [T]: sum of dlog_probs over the ids */
 };
 
 /* The K largest logits of each row's first num_valid columns, in descending order, equal ones by ascending
- * column; -inf and NaN are never among them. The largest of parts are found by a second call over the values
- * of all parts side by side, in the order of the parts. */
+ * column; -inf and NaN are never included. For several parts, call it a second time over the concatenated
+ * values of all parts, in their order. */
 struct rk_top_k_args {
-    rk_tensor_t values;     /* stat [T, K]; -inf where there is no more */
-    rk_tensor_t ids;        /* I32 [T, K]; -1 where there is no more; K up to RK_VOCAB_IDS_MAX */
+    rk_tensor_t values;     /* stat [T, K]; -inf beyond the last */
+    rk_tensor_t ids;        /* I32 [T, K]; -1 beyond the last; K up to RK_VOCAB_IDS_MAX */
     rk_tensor_t logits;     /* [T, columns] */
     rk_tensor_t source_ids; /* I32 [T, columns]: the ids of the columns; or none: vocab_begin + column */
     int64_t vocab_begin, num_valid;
@@ -368,7 +368,7 @@ struct rk_vocab_stats_bwd_args {
     rk_tensor_t dlogits;         /* [T, columns]; may alias logits */
     rk_tensor_t logits;          /* [T, columns] */
     rk_tensor_t stats;           /* F64 [T, 4], merged over the ranks */
-    rk_tensor_t squares;         /* F64 [T], merged, for dsum_pi_squared; else none */
+    rk_tensor_t squares;         /* F64 [T], merged, for dsum_pi_squared; otherwise none */
     rk_tensor_t dlog_probs;      /* stat [T] */
     rk_tensor_t dentropy;        /* none, or stat [T] */
     rk_tensor_t dsum_pi_squared; /* none, or stat [T] */
@@ -378,17 +378,17 @@ struct rk_vocab_stats_bwd_args {
     float inv_temperature;
 };
 
-/* Sampling, one token a row: fp32 logits -> temperature -> top-k -> top-p -> argmax(z - log E) with
+/* Sampling, one token per row: fp32 logits -> temperature -> top-k -> top-p -> argmax(z - log E) with
  * counter-based Exp(1) noise (base/rk_rng.h: a function of seed, stream, position and token id only).
- * temperature < 1e-5 is greedy; ties go to the smallest id. log_probs is that of the distribution sampled
- * from (processed_logprobs), z = logits * (1 / temperature in fp32) as in vocab_stats, whose bits it has when
- * no filter is on; for a greedy row that of the unscaled softmax. A row without a distribution (NaN, +inf or
+ * temperature < 1e-5 is greedy; ties go to the smallest id. log_probs is that of the sampled distribution
+ * (processed_logprobs), z = logits * (1 / temperature in fp32) as in vocab_stats, bit-identical to it without
+ * a filter; for a greedy row it is that of the unscaled softmax. A row without a distribution (NaN, +inf or
  * nothing but -inf) gives token 0 with a log-prob of NaN. Definitions of the filters: docs/sampling.md. */
 struct rk_sample_params {
     float temperature;
     int32_t top_k;    /* <= 0: off */
     float top_p;      /* >= 1: off */
-    int32_t position; /* absolute index of the token being chosen */
+    int32_t position; /* absolute index of the token being sampled */
     uint64_t seed, stream;
 };
 
@@ -400,15 +400,15 @@ struct rk_sample_args {
     const struct rk_sample_params *params; /* device memory, [R] */
 };
 
-/* tokens[t] = sampled[source[t]] where source[t] >= 0: what a step takes of the tokens that the step before
- * it has sampled, so that it can be enqueued before the host has seen them. */
+/* tokens[t] = sampled[source[t]] where source[t] >= 0: gives a step the tokens that the previous step has
+ * sampled, so that it can be enqueued before the host has read them. */
 struct rk_next_tokens_args {
-    rk_tensor_t tokens;  /* I32 [T]; others are left as they are */
+    rk_tensor_t tokens;  /* I32 [T]; other elements are not written */
     rk_tensor_t sampled; /* I32 [R] */
     rk_tensor_t source;  /* I32 [T], each < R */
 };
 
-/* out[r] = x[index[r]]; scatter: out[index[r]] = x[r] (indices distinct; other rows untouched). */
+/* out[r] = x[index[r]]; scatter: out[index[r]] = x[r] (indices distinct; other rows are not written). */
 struct rk_rows_args {
     rk_tensor_t out, x; /* 2-d, same row length and dtype */
     rk_tensor_t index;  /* I32 [number of rows moved] */
@@ -427,28 +427,28 @@ struct rk_sum_squares_args {
 };
 
 /* out[r][c] = deviation * rk_rng_normal(seed, stream, first + r * row_pitch + c), in f64 and rounded once. So
- * a part of a tensor gets the values that the whole one has there. Backends agree but for the last bits of
- * f64 functions, which the rounding to a smaller dtype hides except near ties. */
+ * a part of a tensor gets the same values as within the whole tensor. Backends differ only in the last bits
+ * of f64 functions, which rounding to a smaller dtype removes except near ties. */
 struct rk_random_normal_args {
     rk_tensor_t out; /* [rows, cols] */
     double deviation;
     uint64_t seed, stream;
-    uint64_t first, row_pitch; /* element numbers: of out[0][0], and from one row to the next */
+    uint64_t first, row_pitch; /* element indices: of out[0][0], and from one row to the next */
 };
 
-/* out[r][c] = x[r][c], rounded to nearest where the dtypes differ: a part of a matrix into a part of another
- * one. */
+/* out[r][c] = x[r][c], rounded to nearest if the dtypes differ: copies a part of a matrix to a part of
+ * another. */
 struct rk_copy_2d_args {
     rk_tensor_t out, x; /* [rows, cols]; any float dtypes; must not overlap */
 };
 
-/* out[0] += sum rk_fingerprint_of(x[r][c] rounded to `dtype`, first + r * row_pitch + c), modulo 2^64: a
- * number of what a tensor holds that does not depend on how it is cut into parts, nor on their order. */
+/* out[0] += sum rk_fingerprint_of(x[r][c] rounded to `dtype`, first + r * row_pitch + c), modulo 2^64: a hash
+ * of a tensor's values that does not depend on its partition or the order of parts. */
 struct rk_fingerprint_args {
     rk_tensor_t out;           /* I64 [1] */
     rk_tensor_t x;             /* [rows, cols] */
-    rk_dtype_t dtype;          /* a float type; that of x: no rounding */
-    uint64_t first, row_pitch; /* element numbers: of x[0][0], and from one row to the next */
+    rk_dtype_t dtype;          /* a float type; if that of x, no rounding */
+    uint64_t first, row_pitch; /* element indices: of x[0][0], and from one row to the next */
 };
 
 /* The finalizer of SplitMix64 (Steele et al., OOPSLA 2014). */
@@ -459,7 +459,7 @@ static inline uint64_t rk_fingerprint_mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* Of the element with that number, whose value has these bits in F64. */
+/* Fingerprint of the element with that index, whose value has these bits as F64. */
 static inline uint64_t rk_fingerprint_of(uint64_t bits, uint64_t number)
 {
     return rk_fingerprint_mix(bits ^ rk_fingerprint_mix(number + 0x9e3779b97f4a7c15u));
@@ -468,7 +468,7 @@ static inline uint64_t rk_fingerprint_of(uint64_t bits, uint64_t number)
 /* Decoupled AdamW (Loshchilov & Hutter, arXiv:1711.05101) over one segment, g = grad * grad_scale:
  *   m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  w -= lr * (m/c1 / (sqrt(v/c2) + eps) + weight_decay * w)
  * with c1 = 1 - b1^t and c2 = 1 - b2^t computed by the caller in f64. w is master; `param` receives the
- * stored master rounded to its dtype, so that it can be restored from it. */
+ * stored master rounded to its dtype, so that it can be restored from the master. */
 struct rk_adamw_args {
     rk_tensor_t param;      /* [n] */
     rk_tensor_t master;     /* [n], F32 (F64 when param is); may alias param when the dtypes agree */
@@ -518,19 +518,19 @@ struct rk_adamw_args {
     X(fingerprint, rk_fingerprint_args)               \
     X(adamw, rk_adamw_args)
 
-/* The workspace of a call with these arguments, and of any with fewer tokens or sequences that is like it
- * otherwise: what a plan needs. Pure; tensors have addresses that must not be read. Entries are optional:
- * NULL means none. An operator that takes scratch while it runs has an entry, and both compute the size with
- * one function; gpu_test_memory_plan fails where an entry is missing. */
+/* The workspace of a call with these arguments, which also suffices for calls with fewer tokens or sequences,
+ * for memory plans. Pure functions; tensors have addresses that must not be read. Entries are optional: NULL
+ * means none. Every operator that reserves scratch has an entry, and both compute the size with the same
+ * function; gpu_test_memory_plan fails if an entry is missing. */
 struct rk_workspace_ops {
 #define X(op, args_type) struct rk_workspace (*op)(const void *dev, const struct args_type *args);
     RK_KERNEL_TABLE(X)
 #undef X
 };
 
-/* UNIMPLEMENTED when the backend lacks these dtypes and shapes, naming the tensors: a dry run asks before
- * memory is taken, and the operator itself before it takes workspace. Pure, as above. NULL means that nothing
- * is known before the call. */
+/* UNIMPLEMENTED, naming the tensors, if the backend does not support these dtypes and shapes: a dry run
+ * checks before memory is allocated, and the operator before it reserves workspace. Pure functions, as above.
+ * NULL means no check before the call. */
 struct rk_limit_ops {
 #define X(op, args_type) struct rk_status *(*op)(const void *dev, const struct args_type *args);
     RK_KERNEL_TABLE(X)
@@ -542,7 +542,7 @@ struct rk_limit_ops {
 struct rk_kernel_ops {
     const char *name;
     uint32_t abi;                             /* RK_KERNEL_ABI */
-    const struct rk_workspace_ops *workspace; /* optional: NULL means that no operator needs one */
+    const struct rk_workspace_ops *workspace; /* optional: NULL means that no operator needs a workspace */
     const struct rk_limit_ops *limits;        /* optional */
 #define X(op, args_type) struct rk_status *(*op)(void *dev, void *stream, const struct args_type *args);
     RK_KERNEL_TABLE(X)

@@ -31,12 +31,12 @@ rk_tensor_t rk_tensor_4d(void *data, rk_dtype_t dtype, int64_t dim0, int64_t dim
 rk_tensor_t rk_tensor_rows(rk_tensor_t t, int64_t begin, int64_t count);
 /* Columns [begin, begin + count) of a 2-d view; keeps the row stride. */
 rk_tensor_t rk_tensor_cols(rk_tensor_t t, int64_t begin, int64_t count);
-/* [a, b * c] seen as [a, b, c] (keeps the row stride), and back. */
+/* Views [a, b * c] as [a, b, c] (keeps the row stride), and the inverse. */
 rk_tensor_t rk_tensor_split_cols(rk_tensor_t t, int64_t dim1, int64_t dim2);
 rk_tensor_t rk_tensor_merge_cols(rk_tensor_t t);
 int64_t rk_tensor_num_elements(rk_tensor_t t);
 int64_t rk_tensor_row_elements(rk_tensor_t t); /* elements of one row of dimension 0 */
-size_t rk_tensor_bytes(rk_tensor_t t);         /* of the elements, without gaps */
+size_t rk_tensor_bytes(rk_tensor_t t);         /* bytes of the elements, without gaps */
 bool rk_tensor_is_contiguous(rk_tensor_t t);
 
 RK_END_DECLS

@@ -35,7 +35,7 @@ rk_tensor_t rk_tensor_4d(void *data, rk_dtype_t dtype, int64_t dim0, int64_t dim
     return make(data, dtype, 4, (const int64_t[]){dim0, dim1, dim2, dim3});
 }
 
-/* `t` moved by a number of elements. "None" stays none. */
+/* `t` advanced by a number of elements. "None" remains none. */
 static rk_tensor_t advance(rk_tensor_t t, int64_t elements)
 {
     if (t.data)

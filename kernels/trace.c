@@ -1,9 +1,9 @@
-/* A span has two timed events until it is flushed, and two times of the host's monotonic clock from then on.
- * What ties the clocks together is the anchor: an event and the host's time at which it was reached, taken
- * anew every second, between outermost spans, so that an elapsed time is short (CUDA gives it in a float).
+/* A span has two timed events until it is flushed, and then two times of the host's monotonic clock. The
+ * anchor relates the clocks: an event and the host's time at which it was reached. It is renewed every
+ * second, between outermost spans, so that elapsed times are short (CUDA returns them as float).
  *
- * A GPU's events have a resolution of about half a microsecond, so spans may seem to begin before the one
- * around them; they are clipped to it, and to the end of the one before. */
+ * A GPU's events have a resolution of about half a microsecond, so a span may seem to begin before its
+ * parent; it is clipped to its parent, and to the end of the previous span. */
 #include "kernels/rk_trace.h"
 
 #include <inttypes.h>
@@ -19,7 +19,7 @@
 
 #define LANES_MAX   16
 #define DEPTH_MAX   16
-#define PENDING_MAX 8192 /* spans with events: behind that many a stream's next outermost end flushes */
+#define PENDING_MAX 8192 /* maximum of spans with events: beyond it, the end of an outermost span flushes */
 #define ANCHOR_NS   1000000000LL /* how long an anchor is used */
 #define NAME_BYTES  48
 #define GROUP_BYTES 24
@@ -29,18 +29,18 @@ struct span {
     char name[NAME_BYTES], group[GROUP_BYTES];
     uint64_t seq, bytes;
     int32_t lane;
-    int64_t parent; /* index of the span around it; -1: none */
+    int64_t parent; /* index of the parent span; -1: none */
     bool has_ended, has_times;
-    struct rk_event *begin, *end; /* NULL once it has times */
+    struct rk_event *begin, *end; /* NULL once the span has times */
     int64_t begin_ns, end_ns;     /* of the host's clock */
-    int64_t last_ns;              /* end of the last span within that has times */
+    int64_t last_ns;              /* end of the last child that has times */
 };
 
-/* A stream, with what has begun on it and not ended. */
+/* A stream, and its open spans. */
 struct lane {
-    struct rk_stream *stream; /* NULL: it is gone, or times of the host are here */
+    struct rk_stream *stream; /* NULL: destroyed, or the lane of host times */
     char name[NAME_BYTES];
-    int32_t depth;           /* open spans, those beyond DEPTH_MAX and dropped ones too */
+    int32_t depth;           /* number of open spans, including those beyond DEPTH_MAX and dropped ones */
     int64_t open[DEPTH_MAX]; /* -1: dropped */
     int64_t last_ns;         /* end of the last outermost span that has times */
 };
@@ -89,7 +89,7 @@ static struct rk_event *record(struct rk_trace *trace, struct rk_stream *stream)
     return event;
 }
 
-/* Nothing may wait for the device then: it would end the recording. */
+/* Then no call may wait for the device: it would invalidate the recording. */
 static bool is_any_recording(const struct rk_trace *trace)
 {
     for (int32_t i = 1; i < trace->num_lanes; i++) {
@@ -99,7 +99,7 @@ static bool is_any_recording(const struct rk_trace *trace)
     return false;
 }
 
-/* Between two syncs, so that the event is reached within a few microseconds of the middle. */
+/* Records the event between two syncs, so that it is reached within a few microseconds of the middle. */
 static void take_anchor(struct rk_trace *trace, struct rk_stream *stream)
 {
     int64_t begin_ns;
@@ -206,7 +206,7 @@ void rk_trace_end(struct rk_stream *stream)
     int64_t index;
 
     if (!lane || lane->depth == 0)
-        return; /* it was begun before the trace was */
+        return; /* it was begun before the trace */
     lane->depth--;
     index = lane->depth < DEPTH_MAX ? lane->open[lane->depth] : -1;
     if (index >= 0) {
@@ -218,7 +218,7 @@ void rk_trace_end(struct rk_stream *stream)
         rk_trace_flush(trace);
 }
 
-/* --- from events to times --- */
+/* --- conversion of events to times --- */
 
 static bool elapsed(struct rk_trace *trace, struct rk_event *event, int64_t *out)
 {
@@ -235,7 +235,7 @@ static void resolve(struct rk_trace *trace, struct span *span)
     struct span *parent = span->parent >= 0 ? &trace->spans.items[span->parent] : NULL;
     int64_t *last_ns = parent ? &parent->last_ns : &trace->lanes[span->lane].last_ns;
 
-    if (span->has_times) /* of the host */
+    if (span->has_times) /* a span with times of the host */
         return;
     span->has_times =
         elapsed(trace, span->begin, &span->begin_ns) && elapsed(trace, span->end, &span->end_ns);
@@ -270,8 +270,8 @@ void rk_trace_flush(struct rk_trace *trace)
         if (trace->lanes[i].stream)
             trace->error = rk_status_first(trace->error, rk_stream_sync(trace->lanes[i].stream));
     }
-    /* In the order of begin, so that a span comes behind the one around it. One that is open keeps those
-     * behind it waiting: they are clipped to it. */
+    /* In order of their begin, so that a span follows its parent. An open span delays the spans after it,
+     * because they are clipped to it. */
     while (trace->first_pending < trace->spans.count && trace->spans.items[trace->first_pending].has_ended)
         resolve(trace, &trace->spans.items[trace->first_pending++]);
     if (!is_any_open(trace))

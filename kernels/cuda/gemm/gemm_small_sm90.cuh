@@ -282,7 +282,7 @@ __device__ inline int whom_to_tell(const small_place &place, bool *is_b)
     return lane < __popc(blocks) ? (int)__fns(blocks, 0, lane + 1) : -1;
 }
 
-/* A stage's products are on their way while the next one is waited for. */
+/* The GEMM of a stage overlaps the wait for the next stage. */
 template <int TN>
 __device__ inline void consume(const small_ring &a_ring, const small_ring &b_ring, const small_place &place,
                                float (&sum)[TN / 2])
@@ -291,7 +291,7 @@ __device__ inline void consume(const small_ring &a_ring, const small_ring &b_rin
     int told = whom_to_tell(place, &is_b);
     small_turn a_turn = {0, 0}, b_turn = {0, 0};
     int num_stages = stages_of<TN>(place);
-    uint64_t *before = NULL; /* the barrier to tell about the stage before */
+    uint64_t *before = NULL; /* barrier of the previous stage, to be signalled */
 
     for (int s = 0; s < num_stages; s++) {
         uint64_t a = attn_desc_rows((const bf16 *)(a_ring.base + a_turn.stage * a_ring.bytes), 0);
@@ -317,7 +317,8 @@ __device__ inline void consume(const small_ring &a_ring, const small_ring &b_rin
         remote_arrive(before, (uint32_t)told);
 }
 
-/* Columns 8 j.. of this block's tile: `sum` has two of them, of a row and of the eighth one below it. */
+/* Stores columns 8 j.. of this thread block's tile: `sum` has two of them, of a row and of the row eight
+ * below. */
 __device__ inline void store(const small_args &args, const small_place &place, int j, const float (&sum)[4])
 {
     int lane = attn_lane(), own_row = threadIdx.x / 32 * 16 + lane / 4;
@@ -344,7 +345,7 @@ __device__ inline void store(const small_args &args, const small_place &place, i
     }
 }
 
-/* ... and of the up projection's columns, whose gates are `gate`: the activation. */
+/* ... and of the columns of the up projection, whose gates are `gate`: applies the activation. */
 __device__ inline void store_swiglu(const small_args &args, const small_place &place, int j,
                                     const float (&gate)[4], const float (&up)[4])
 {
@@ -365,7 +366,7 @@ __device__ inline void store_swiglu(const small_args &args, const small_place &p
     }
 }
 
-/* The first half of the tile are gates, the second half what they are for. */
+/* The first half of the tile are gates, the second half the values that they multiply. */
 template <int TN>
 __device__ inline void store_activated(const small_args &args, const small_place &place,
                                        const float (&sum)[TN / 2])
@@ -387,9 +388,9 @@ __device__ inline void store_all(const small_args &args, const small_place &plac
         store(args, place, j, {sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]});
 }
 
-/* --- parts of K: every block of a cluster sums all parts of some columns, in ascending order --- */
+/* --- split K: every thread block of a cluster sums all parts of some columns, in ascending order --- */
 
-/* What was written to shared memory before is seen by all threads of the cluster. */
+/* Barrier that makes earlier writes to shared memory visible to all threads of the cluster. */
 __device__ inline void cluster_sync_memory()
 {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
@@ -407,7 +408,7 @@ __device__ inline float4 load_remote(const float4 *at, uint32_t rank)
     return value;
 }
 
-/* The ring has been read by all warps of this block, and holds the sums now. */
+/* Overwrites the ring, which all warps of this block have read, with the sums. */
 template <int TN> __device__ inline void share_sums(float4 *shared, const float (&sum)[TN / 2])
 {
     attn_named_sync(1, CONSUMERS);
@@ -468,7 +469,7 @@ __global__ void __launch_bounds__(THREADS)
         init_ring(&b_ring, __popc(place.b));
         attn_bar_init_fence();
     }
-    cluster_sync(); /* the barriers of all blocks are ready */
+    cluster_sync(); /* the barriers of all blocks are initialized */
     if (is_consumer)
         consume<TN>(a_ring, b_ring, place, sum);
     else if (threadIdx.x == CONSUMERS)
@@ -484,10 +485,10 @@ __global__ void __launch_bounds__(THREADS)
     }
     if (is_consumer)
         share_sums<TN>((float4 *)base, sum);
-    cluster_sync_memory(); /* the sums of all blocks are there */
+    cluster_sync_memory(); /* the sums of all blocks are written */
     if (is_consumer)
         store_shared<TN>(args, place, (const float4 *)base);
-    cluster_sync_memory(); /* a block stays until its sums have been read */
+    cluster_sync_memory(); /* a block must not exit before its sums have been read */
 #endif
 }
 

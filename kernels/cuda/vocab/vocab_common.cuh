@@ -296,7 +296,7 @@ template <class T> struct softmax_walk {
         stop = RK_MIN((int64_t)end * chunk_steps * VOCAB_STEP, row.count);
     }
 
-    /* Whether the next `steps` packs are aligned and whole. */
+    /* Whether the next `steps` packs are aligned and complete. */
     __device__ __forceinline__ bool has_whole(int steps) const
     {
         return row.aligned && column + (steps - 1) * VOCAB_STEP + RK_TILE_PACK <= stop;
@@ -310,7 +310,7 @@ template <class T> struct softmax_walk {
         column += VOCAB_STEP;
     }
 
-    /* The packs that are left, one by one. */
+    /* Adds the remaining packs one by one. */
     template <class Keep> __device__ __forceinline__ softmax_part finish(Keep keep)
     {
         while (column < stop)
@@ -320,7 +320,7 @@ template <class T> struct softmax_walk {
     }
 };
 
-/* What a thread has of chunks begin..end-1. As many packs are loaded at a time as can be in flight. */
+/* A thread's part of chunks begin..end-1. Loads as many packs at a time as can be in flight. */
 template <class T, class Keep>
 __device__ __forceinline__ softmax_part softmax_thread(const vocab_row<T> &row, Keep keep, int begin, int end)
 {
@@ -347,8 +347,8 @@ template <class T> struct softmax_stages {
     rk_pack<T, RK_TILE_PACK> packs[RK_TILE_VOCAB_STAGES][UNROLL][RK_TILE_VOCAB_THREADS];
 };
 
-/* The same of the whole row with the same bits; packs are on their way to shared memory, each thread's to a
- * place of its own, while others are added. */
+/* The same for the whole row, bit-identical; packs are copied to shared memory, to a separate place for each
+ * thread, while earlier ones are added. */
 template <class T>
 __device__ __forceinline__ softmax_part softmax_thread_staged(const vocab_row<T> &row,
                                                               softmax_stages<T> &shared)
@@ -389,7 +389,7 @@ __device__ __forceinline__ softmax_part softmax_thread_staged(const vocab_row<T>
     return walk.finish(keep_all());
 }
 
-/* What the threads of a block have together, to all of them. */
+/* Merges the parts of the block's threads; the result is in all of them. */
 __device__ __forceinline__ softmax_part softmax_block(softmax_part part)
 {
     constexpr int NUM_WARPS = RK_TILE_VOCAB_THREADS / 32;
@@ -414,7 +414,7 @@ __device__ __forceinline__ softmax_part softmax_block(softmax_part part)
     return parts[0];
 }
 
-/* The definition, in f64, for rows that the fast way does not reach. */
+/* The definition in f64, for rows that the fast path does not support. */
 template <class T, class Keep>
 __device__ __noinline__ softmax_stats softmax_row_exact(const vocab_row<T> &row, Keep keep)
 {
@@ -445,7 +445,7 @@ __device__ __forceinline__ bool is_in_range(float logit, float c)
     return fabsf(logit * c) < VOCAB_K_MAX;
 }
 
-/* z of a logit, as it goes with the statistics of its row, whose largest z is `max`. */
+/* z of a logit, consistent with the statistics of its row, whose largest z is `max`. */
 template <class T> __device__ __forceinline__ double z_of(const vocab_row<T> &row, int64_t column, double max)
 {
     float logit = rk_widen<float>(row.logits[column]);
@@ -455,7 +455,8 @@ template <class T> __device__ __forceinline__ double z_of(const vocab_row<T> &ro
     return log2_of_term(logit, row.c) * VOCAB_LN2;
 }
 
-/* Statistics of what keep(z, column) keeps of the row, of which all threads have `part`, to all threads. */
+/* Statistics of the columns that keep(z, column) keeps, from `part`, which all threads have; the result is in
+ * all threads. */
 template <class T, class Keep>
 __device__ __forceinline__ softmax_stats softmax_finish(const vocab_row<T> &row, Keep keep,
                                                         const softmax_part &part)
@@ -467,13 +468,13 @@ __device__ __forceinline__ softmax_stats softmax_finish(const vocab_row<T> &row,
         return {-INFINITY, 0.0, 0.0};
     if (!is_in_range(part.max, row.c))
         return softmax_row_exact(row, keep);
-    k = part.exponent - VOCAB_MAGIC; /* of the largest */
+    k = part.exponent - VOCAB_MAGIC; /* of the largest term */
     top = log2_of_term(part.max, row.c);
     term = mantissa_of(part.max, row.c, k);
     return {top * VOCAB_LN2, part.sum / term, VOCAB_LN2 * (part.moment - (top - k) * part.sum) / term};
 }
 
-/* By one block. */
+/* By one thread block. */
 template <class T, class Keep>
 __device__ __forceinline__ softmax_stats softmax_row(const vocab_row<T> &row, Keep keep)
 {

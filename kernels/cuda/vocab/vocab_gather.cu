@@ -13,7 +13,7 @@ struct gather_ids {
     int64_t stride, num_rows, num_ids;
 };
 
-/* Where a thread stands; false behind the last id. */
+/* Position of a thread; false beyond the last id. */
 __device__ __forceinline__ bool place_of(const gather_ids &ids, int64_t &row, int64_t &k)
 {
     int64_t at = (int64_t)blockIdx.x * RK_TILE_FLAT_THREADS + threadIdx.x;

@@ -61,9 +61,9 @@ __global__ void __launch_bounds__(RK_TILE_VOCAB_THREADS, 2)
     out[RK_STAT_LABEL] = label >= 0 ? z_of(row, label, result.max) : 0.0;
 }
 
-/* Terms of the sum of squares: t = 2^(x - k), k the exponent of the largest term of the row. Where |x| of
- * that one is below 64, t has the mantissa that the statistics add up, so that Q, like S, hardly knows where
- * the vocabulary is split. */
+/* Terms of the sum of squares: t = 2^(x - k), k the exponent of the largest term of the row. If |x| of that
+ * one is below 64, t has the mantissa that the statistics add, so that Q, like S, hardly depends on how the
+ * vocabulary is split. */
 struct near_term {
     float c, scale; /* 2^-k */
 
@@ -82,7 +82,7 @@ struct far_term {
     }
 };
 
-/* Beyond the fast way of the statistics; relative to the largest term itself. */
+/* For rows outside of the fast path of the statistics; relative to the largest term itself. */
 struct exact_term {
     float inv_temperature;
     double max;
@@ -93,7 +93,7 @@ struct exact_term {
     }
 };
 
-/* Sum of the squares of the row's terms, eight in f32, then f64, to all threads. */
+/* Sum of the squares of the row's terms, eight in f32, then f64, in all threads. */
 template <class T, class Term>
 __device__ __forceinline__ double square_terms(const vocab_row<T> &row, Term term)
 {
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(RK_TILE_VOCAB_THREADS, 2)
 
         sum = is_near ? square_terms(row, near_term{row.c, ldexpf(1.0f, -(int)k)})
                       : square_terms(row, far_term{row.c, (float)k});
-        scale = exp2(2.0 * (k - top)); /* from 2^k to the largest term */
+        scale = exp2(2.0 * (k - top)); /* factor from 2^k to the largest term */
     }
     if (threadIdx.x == 0)
         squares[row_idx] = row.count > 0 ? sum * scale : 0.0;
@@ -197,7 +197,7 @@ extern "C" struct rk_status *rk_cuda_op_vocab_stats(void *dev, void *stream,
 }
 
 struct merge_args {
-    double *stats, *squares; /* NULL: not wanted */
+    double *stats, *squares; /* NULL: not written */
     const double *parts, *square_parts;
     void *log_probs, *entropy, *sum_pi_squared;
     int64_t stats_stride, part_stride, square_stride, num_parts, num_tokens;
@@ -287,13 +287,13 @@ struct upstream {
     int64_t stats_stride;
     const float *dlog_probs, *dentropy; /* dentropy may be NULL */
     const float *dsum_pi_squared;       /* may be NULL */
-    const double *squares;              /* merged, for it */
-    const float *dsum;                  /* of log-probs at other ids; may be NULL */
+    const double *squares;              /* merged; for dsum_pi_squared */
+    const float *dsum;                  /* sum of the gradients of log-probs at other ids; may be NULL */
 };
 
 /* The gradient of one row, p (slope + curve (z - m - U/S) + rise p), in terms of x = c logit - k with the c
  * of vocab_common.cuh and the exponent k of m: p = 2^x * scale and dlogits = p (curve x + slope + rise p),
- * and `jump` more at the label. So p is that of the forward pass, whose terms are powers of two. */
+ * plus `jump` at the label. So p is that of the forward pass, whose terms are powers of two. */
 struct row_gradient {
     float k, scale, slope, curve, rise, jump;
 };
@@ -323,8 +323,8 @@ __device__ __forceinline__ row_gradient gradient_of(const upstream &up, int64_t 
     return gradient;
 }
 
-/* dlogits and logits may be one tensor: a thread reads its pack before it writes it. SQUARES: with the term
- * of sum_pi_squared; without it nothing is added, not even 0, which would change the sign of a 0. */
+/* dlogits and logits may be one tensor: a thread reads its pack before it writes it. SQUARES: adds the term
+ * of sum_pi_squared; otherwise not even 0 is added, which would change the sign of a 0. */
 template <class T, bool SQUARES>
 __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     vocab_stats_bwd_kernel(T *dlogits, int64_t dlogits_stride, const T *logits, vocab_part part, upstream up)
@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     rk_unpack(dz, pack);
 #pragma unroll
     for (int i = 0; i < RK_TILE_PACK; i++) {
-        /* Not below where p is 0: 0 times -inf would be no term of the entropy. */
+        /* Lower bound where p is 0 anyway: 0 times -inf would be NaN in the entropy's term. */
         float x = fmaxf(__fmaf_rn(dz[i], c, -gradient.k), -200.0f);
         float p = exp2_fast(x) * gradient.scale, rate = __fmaf_rn(gradient.curve, x, gradient.slope);
 
@@ -378,9 +378,9 @@ struct gathered_ids {
     int num_ids;
 };
 
-/* Writes the gradient at the ids of a row anew: the sum that vocab_stats_bwd_kernel has rounded there would
- * be off by an error of its own size where terms cancel. The logits may be gone, so p is that of the
- * log-prob. */
+/* Recomputes the gradient at the ids of a row: adding to the value that vocab_stats_bwd_kernel has rounded
+ * could give a relative error of 1 where terms cancel. The logits may have been overwritten, so p is computed
+ * from the log-prob. */
 template <class T>
 __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     gathered_bwd_kernel(T *dlogits, int64_t dlogits_stride, gathered_ids gathered, vocab_part part,
@@ -396,7 +396,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
 
     for (int k = (int)threadIdx.x; k < gathered.num_ids; k += RK_TILE_FLAT_THREADS)
         ids[k] = gathered.ids[row * gathered.ids_stride + k];
-    __syncthreads(); /* all ids are there */
+    __syncthreads(); /* all ids are written */
     for (int k = (int)threadIdx.x; k < gathered.num_ids; k += RK_TILE_FLAT_THREADS) {
         int64_t column = ids[k] - part.vocab_begin;
         float log_prob = fmaxf(gathered.log_probs[row * gathered.log_probs_stride + k], -140.0f);

@@ -122,7 +122,7 @@ static void test_plugin_exclusive_device_opens_once(void **state)
     assert_ok(rk_device_open(&first, &config));
     st = rk_device_open(&second, &config);
     assert_string_equal(rk_status_reason(st), "DEVICE_BUSY");
-    assert_fails(st, RK_UNAVAILABLE, "opening device 'fake:7': another rankd has FAKE-");
+    assert_fails(st, RK_UNAVAILABLE, "opening device 'fake:7': another rankd process holds FAKE-");
     assert_null(second);
     config.name = "fake:8";
     assert_ok(rk_device_open(&second, &config));

@@ -113,8 +113,8 @@ static void test_gemm_bad_arguments_fail(void **state)
     BAD(rk_gemm, good, "gemm: a is none, expected a tensor", a.data = NULL);
     BAD(rk_gemm, good, "gemm: a has row_stride=3, expected >= 4", a = overlapping);
     BAD(rk_gemm, good, "gemm: a has dtype 99, expected a known one", a = unknown);
-    BAD(rk_gemm, good, "gemm: c aliases a, expected memory of its own", c.data = good.a.data);
-    BAD(rk_gemm, good, "gemm: c aliases b, expected memory of its own", c.data = good.b.data);
+    BAD(rk_gemm, good, "gemm: c aliases a", c.data = good.a.data);
+    BAD(rk_gemm, good, "gemm: c aliases b", c.data = good.b.data);
 }
 
 static void test_bias_bwd_bad_arguments_fail(void **state)
@@ -126,8 +126,7 @@ static void test_bias_bwd_bad_arguments_fail(void **state)
     BAD(rk_bias_bwd, good, "bias_bwd: dbias is f32 [2], expected f32 [3]", dbias = t1(F32, 2));
     BAD(rk_bias_bwd, good, "bias_bwd: dbias is f64 [3], expected bf16 [3]", dbias = t1(F64, 3));
     BAD(rk_bias_bwd, good, "bias_bwd: dy has rank 1, expected 2", dy = t1(BF16, 3));
-    BAD(rk_bias_bwd, good, "bias_bwd: dbias aliases dy, expected memory of its own",
-        dbias.data = good.dy.data);
+    BAD(rk_bias_bwd, good, "bias_bwd: dbias aliases dy", dbias.data = good.dy.data);
 }
 
 static void test_embed_bad_arguments_fail(void **state)

@@ -35,7 +35,7 @@ static void test_device_open_bad_name_fails(void **state)
         rk_code_t code;
         const char *text;
     } bad[] = {
-        {"tpu", RK_NOT_FOUND, "device 'tpu': no such backend, this process knows: cpu"},
+        {"tpu", RK_NOT_FOUND, "device 'tpu': no such backend"},
         {"", RK_NOT_FOUND, "no such backend"},
         {"cp", RK_NOT_FOUND, "no such backend"},
         {"cpu2", RK_NOT_FOUND, "no such backend"},
@@ -139,7 +139,7 @@ static void test_device_alloc_beyond_limit_is_device_oom(void **state)
 
         assert_null(second);
         assert_string_equal(rk_status_reason(st), "DEVICE_OOM");
-        assert_fails(st, RK_RESOURCE_EXHAUSTED, "bytes wanted on device 'cpu', 500 free of 1000");
+        assert_fails(st, RK_RESOURCE_EXHAUSTED, "on device 'cpu', 500 free of 1000");
     }
     assert_message_contains(rk_device_alloc(device, &second, 600, "key cache"),
                             "key cache: 600 bytes wanted");
@@ -513,7 +513,7 @@ static void test_device_register_new_backend_opens_by_index(void **state)
     config.memory_limit_bytes = 1;
     assert_fails(rk_device_open(&device, &config), RK_UNAVAILABLE, "opening device 'fake:3': no driver");
     config.name = "other";
-    assert_fails(rk_device_open(&device, &config), RK_NOT_FOUND, "this process knows: cpu, fake");
+    assert_fails(rk_device_open(&device, &config), RK_NOT_FOUND, "cpu, fake");
 }
 
 /* --- dry runs --- */
