@@ -1,8 +1,8 @@
-/* Private to bench/: the table of benchmarks, what a benchmark is given and what it gives back.
+/* Private to bench/: the table of benchmarks, and the input and output of a benchmark.
  *
- * rankd-bench forks: every process opens its own device, runs the benchmarks that want its number of ranks in
- * the order of the table, and writes results into memory that all share. The parent never opens a device.
- * Rank 0 prints, and writes the file of --json after every result: whatever ends a run, what it had is kept.
+ * rankd-bench forks: every process opens its own device, runs the benchmarks for its number of ranks in the
+ * order of the table, and writes results to shared memory. The parent never opens a device. Rank 0 prints,
+ * and writes the --json file after every result, so that results survive an aborted run.
  */
 #ifndef RK_BENCH_H
 #define RK_BENCH_H
@@ -20,18 +20,18 @@
 
 struct bench_options {
     const char *device, *group, *json, *compare, *filter;
-    const char *plugin; /* NULL: beside the program */
-    bool is_tiny;       /* shapes of a test: seconds on a laptop, figures without meaning */
+    const char *plugin; /* NULL: in the program's directory */
+    bool is_tiny;       /* small shapes for tests: takes seconds on a laptop; the figures are meaningless */
     bool profiles, lists;
 };
 
-/* What the device can do at most: stated for known devices, else measured before the benchmarks. */
+/* Peak rates of the device: listed for known devices, otherwise measured before the benchmarks. */
 struct bench_ceilings {
-    double flops, bytes; /* a second; bf16 products, device memory read and written; infinite: no bound */
+    double flops, bytes; /* per second; bf16 GEMMs, device memory traffic; infinite: no bound */
     bool is_measured;
 };
 
-/* What one run costs, and how many `items` (tokens) it makes. */
+/* Cost of one run, and the number of `items` (tokens) that it processes. */
 struct bench_cost {
     double flops, bytes, items;
 };
@@ -59,13 +59,13 @@ typedef enum bench_state { BENCH_NOT_RUN, BENCH_DONE, BENCH_FAILED, BENCH_SKIPPE
 
 struct bench_result {
     bench_state_t state;
-    char shape[96], note[256]; /* note: also why it failed or was skipped */
-    double measured, bound;    /* in the unit of the case; bound 0: none is known */
-    int clock_mhz;             /* of the SMs when it ended; 0: unknown */
+    char shape[96], note[256]; /* note: also the reason of a failure or skip */
+    double measured, bound;    /* in the unit of the case; bound 0: unknown */
+    int clock_mhz;             /* SM clock at the end; 0: unknown */
     double power_w;
 };
 
-/* One process's view. */
+/* State of one process. */
 struct bench_ctx {
     const struct bench_options *options;
     struct rk_device *device;
@@ -78,7 +78,7 @@ struct bench_ctx {
 struct bench_op;
 struct bench_model;
 
-/* Sizes of the axes of a mesh over all ranks, and chunks of a pipeline stage; 0: 1. */
+/* Sizes of the mesh axes over all ranks, and chunks per pipeline stage; 0: 1. */
 struct bench_layout {
     int32_t tp, cp, dp, pp, vpp;
 };
@@ -92,8 +92,8 @@ struct bench_case {
     int32_t num_ranks; /* 0 and 1: one process */
     const struct bench_op *op;
     const struct bench_model *model;
-    struct bench_layout layout, to;                     /* to: where the weights go */
-    int64_t dims[BENCH_MAX_DIMS], tiny[BENCH_MAX_DIMS]; /* what they are is up to `run` */
+    struct bench_layout layout, to;                     /* to: destination layout of the weights */
+    int64_t dims[BENCH_MAX_DIMS], tiny[BENCH_MAX_DIMS]; /* the meaning is defined by `run` */
     bool is_strict;
 };
 
@@ -107,11 +107,11 @@ static inline const int64_t *bench_dims(const struct bench_ctx *ctx, const struc
 
 /* --- bench_time.c --- */
 
-/* Median seconds of one call of `fn`: `num_warm` calls, then `num_timed`. `fn` ends with the device idle. */
+/* Median seconds of one call of `fn`: `num_warm` calls, then `num_timed`. `fn` must wait for the device. */
 struct rk_status *bench_time(double *seconds, int num_warm, int num_timed,
                              struct rk_status *(*fn)(void *user), void *user) RK_NODISCARD;
 double bench_median(double *values, int count); /* sorts */
-/* Measured and bound in the unit of the case, from the seconds of one run. */
+/* Sets measured and bound in the unit of the case, from the seconds of one run. */
 void bench_set_rate(struct bench_result *result, const struct bench_ctx *ctx, const struct bench_case *bench,
                     double seconds, struct bench_cost cost);
 double bench_bound_seconds(const struct bench_ceilings *ceilings, struct bench_cost cost);
@@ -121,14 +121,14 @@ double bench_bound_seconds(const struct bench_ceilings *ceilings, struct bench_c
 struct rk_status *bench_run_op(struct bench_ctx *ctx, const struct bench_case *bench,
                                struct bench_result *result) RK_NODISCARD;
 
-/* --- machine.c: what the figures were measured on --- */
+/* --- machine.c: description of the machine --- */
 
 struct bench_machine {
     char hardware[128], versions[192], date[32];
 };
-/* Of the device that ctx has open. */
+/* Describes the device that ctx has open. */
 void bench_machine_describe(struct bench_machine *out, const struct bench_ctx *ctx);
-/* Clock and power right now. */
+/* Reads the current clock and power. */
 void bench_machine_sample(struct bench_result *result, const struct bench_ctx *ctx);
 struct rk_status *bench_ceilings_find(struct bench_ceilings *out, struct bench_ctx *ctx) RK_NODISCARD;
 
@@ -140,34 +140,34 @@ struct bench_shared {
     struct bench_result results[]; /* [bench_num_cases] */
 };
 typedef enum bench_outcome { BENCH_GOOD, BENCH_BAD, BENCH_STOP } bench_outcome_t;
-/* Runs the selected cases of `num_ranks` in that many processes. BAD when one of them died; STOP when there
- * is no point in going on, and why has been said: no device, or results cannot be written. */
+/* Runs the selected cases of `num_ranks` in that many processes. BAD when one of them died; STOP when no
+ * further group can run, with the reason printed: no device, or results cannot be written. */
 bench_outcome_t bench_run_group(struct bench_shared *shared, const struct bench_options *options,
                                 int32_t num_ranks, const struct rk_json *baseline);
 bool bench_is_selected(const struct bench_options *options, const struct bench_case *bench);
 
 /* --- report.c --- */
 
-/* Reads what --json of another program wrote: an array of objects with at least name and measured. Says which
- * of them no benchmark is called like. */
+/* Reads a --json file of another program: an array of objects with at least name and measured. Prints the
+ * names that match no benchmark. */
 struct rk_status *bench_baseline_read(struct rk_json **out, const char *path) RK_NODISCARD;
 void bench_print_header(const struct bench_shared *shared);
 void bench_print_row(const struct bench_case *bench, const struct bench_result *result,
                      const struct rk_json *baseline);
-/* Whether there can be a file of that name. */
+/* Checks that a file of that name can be created. */
 struct rk_status *bench_json_check(const char *path) RK_NODISCARD;
-/* In the place of what was there, at once; nothing happens while there is no result. */
+/* Replaces the file atomically; no-op without results. */
 struct rk_status *bench_json_write(const char *path, const struct bench_shared *shared,
                                    const struct rk_json *baseline) RK_NODISCARD;
-/* False, and says so, when something that was printed did not arrive. */
+/* False, with a message, when writing to standard output failed. */
 bool bench_stdout_is_good(void);
 
-/* --- profile.c: a device that runs every operator on another one and keeps its time --- */
+/* --- profile.c: a device that runs every operator on another device and records its time --- */
 
 /* Opens the device and makes "profile" run on it; closing "profile" closes both. */
 struct rk_status *bench_profile_register(const struct rk_device_config *config) RK_NODISCARD;
 void bench_profile_clear(void);
-/* Prints and forgets what ran since the last clear: a row for each operator and shape. */
+/* Prints and clears the records since the last clear: one row per operator and shape. */
 struct rk_status *bench_profile_print(const char *title, const struct bench_ceilings *ceilings) RK_NODISCARD;
 
 #endif

@@ -1,7 +1,7 @@
-/* Weights from a Hugging Face directory, and training checkpoints: what training waits for, the whole save,
- * and the load, each beside what the machine does with as many bytes at most. The three of checkpoints are
- * measured together, once: the state of a 1.5B is 18.5 GB, and it is written into TMPDIR (or /tmp) three
- * times, twice as a checkpoint and once as a plain file. */
+/* Weights from a Hugging Face directory, and training checkpoints: the time that training waits, the whole
+ * save, and the load, each compared with the machine's bandwidth for the same number of bytes. The three
+ * checkpoint figures are measured together, once: the state of a 1.5B is 18.5 GB, and it is written into
+ * TMPDIR (or /tmp) three times, twice as a checkpoint and once as a plain file. */
 #include "bench/models.h"
 
 #include <errno.h>
@@ -22,14 +22,14 @@
 
 #define CONTENTS    (RK_CHECKPOINT_MODEL | RK_CHECKPOINT_OPTIMIZER | RK_CHECKPOINT_EXTRA)
 #define BLOCK_BYTES ((size_t)64 << 20)
-#define NUM_COPIES  32 /* of a block, in one measurement */
+#define NUM_COPIES  32 /* copies of a block per measurement */
 
 struct measured {
-    const struct bench_model *model; /* whose these are; NULL: nothing was measured yet */
+    const struct bench_model *model; /* model of the measurements; NULL: none yet */
     double bytes;
     double first_stall, stall, save, load; /* seconds */
-    double to_host, to_device;             /* bytes a second, pinned */
-    double plain_write, plain_read;        /* seconds of as many bytes */
+    double to_host, to_device;             /* pinned copies, bytes per second */
+    double plain_write, plain_read;        /* seconds for the same number of bytes */
 };
 
 static double seconds_since(int64_t begin_ns)
@@ -47,7 +47,7 @@ static struct rk_status *time_copy(double *rate, struct bench_ctx *ctx, void *ho
 
     for (int i = 0; i <= NUM_COPIES; i++) {
         if (i == 1)
-            RK_TRY(rk_stream_sync(ctx->stream)); /* the first one warms up */
+            RK_TRY(rk_stream_sync(ctx->stream)); /* the first iteration is a warm-up */
         if (i <= 1)
             begin_ns = rk_time_now_ns();
         RK_TRY(
@@ -80,7 +80,7 @@ static struct rk_status *io_error(const char *path)
     return RK_FAIL(RK_INTERNAL, "'%s': %s", path, strerror(errno));
 }
 
-/* What a program would do that has one buffer and nothing to check. */
+/* Writes or reads a plain file with one buffer and without checks. */
 static struct rk_status *move_plain(const char *path, uint64_t bytes, char *buf, bool writes)
 {
     int fd = open(path, writes ? O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC : O_RDONLY | O_CLOEXEC, 0666);
@@ -137,7 +137,7 @@ static struct rk_status *time_save(struct rk_model *model, const char *part_dir,
     return NULL;
 }
 
-/* A first save without rk_model_prepare_checkpoint takes host memory; those after it have it. */
+/* A first save without rk_model_prepare_checkpoint allocates host memory; later saves reuse it. */
 static struct rk_status *time_checkpoints(struct measured *out, struct rk_model *model, const char *dir)
 {
     char *part_dir = rk_path_join(dir, "global_step_1/actor");
@@ -166,7 +166,8 @@ static struct rk_status *check_space(const char *dir, double bytes)
     if (statvfs(dir, &info) != 0)
         return io_error(dir);
     if ((double)info.f_bavail * (double)info.f_frsize < 1.1 * bytes)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "'%s' has no room for %.1f GB: TMPDIR names another place", dir,
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED,
+                       "'%s' has less than %.1f GB free; set TMPDIR to a directory with more", dir,
                        bytes / 1e9);
     return NULL;
 }
@@ -194,7 +195,7 @@ static struct rk_status *measure_in(struct measured *out, struct bench_ctx *ctx,
 typedef struct rk_status *(*measure_fn_t)(struct measured *out, struct bench_ctx *ctx,
                                           const struct bench_case *bench, const char *dir);
 
-/* In a directory of its own, which is removed. */
+/* Measures in a temporary directory, which is removed. */
 static struct rk_status *measure(struct measured *out, struct bench_ctx *ctx, const struct bench_case *bench,
                                  measure_fn_t measure_fn)
 {
@@ -203,11 +204,11 @@ static struct rk_status *measure(struct measured *out, struct bench_ctx *ctx, co
     rk_log_level_t level = rk_log_get_level();
     struct rk_status *st;
 
-    rk_log_set_level(RK_LOG_WARN); /* each save and load says how it went */
+    rk_log_set_level(RK_LOG_WARN); /* suppresses the info messages of each save and load */
     *out = (struct measured){.model = bench->model};
     st = mkdir(dir, 0777) == 0 ? measure_fn(out, ctx, bench, dir) : io_error(dir);
     rk_log_set_level(level);
-    RK_IGNORE(rk_ckpt_remove(dir), "what is left is in a directory of temporary files");
+    RK_IGNORE(rk_ckpt_remove(dir), "leftover files are in a temporary directory");
     rk_free(dir);
     return st;
 }
@@ -215,7 +216,7 @@ static struct rk_status *measure(struct measured *out, struct bench_ctx *ctx, co
 struct rk_status *bench_run_checkpoint(struct bench_ctx *ctx, const struct bench_case *bench,
                                        struct bench_result *result)
 {
-    static struct measured m; /* of the case before this one, of the same model */
+    static struct measured m; /* kept from the previous case of the same model */
     int64_t what = bench_dims(ctx, bench)[0];
     double seconds[3], bounds[3];
 
@@ -252,7 +253,7 @@ struct rk_status *bench_run_checkpoint(struct bench_ctx *ctx, const struct bench
 
 /* --- Hugging Face directories --- */
 
-/* The second load, of files in the page cache. */
+/* Times the second load, with the files in the page cache. */
 static struct rk_status *time_load(struct measured *out, struct rk_model *model, const char *dir)
 {
     int64_t begin_ns = 0;

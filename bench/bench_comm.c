@@ -1,6 +1,6 @@
 /* Collectives. dims: bytes of the message (all-reduce: of the tensor; all-gather and reduce-scatter: of the
- * whole result or input). Bandwidths are bus bandwidths: what each link carries, 2 (n - 1) / n of the message
- * for an all-reduce and (n - 1) / n for the others, so that they compare with the hardware's. */
+ * whole result or input). Figures are bus bandwidths: each link carries 2 (n - 1) / n of the message for an
+ * all-reduce and (n - 1) / n for the others, so they are comparable with the hardware's bandwidth. */
 #include "bench/models.h"
 
 #include <stdio.h>
@@ -8,7 +8,7 @@
 
 #include "base/rk_assert.h"
 
-#define CALLS 20 /* enqueued between two synchronisations */
+#define CALLS 20 /* calls enqueued between two synchronisations */
 
 struct exchange {
     struct bench_ctx *ctx;
@@ -86,6 +86,6 @@ struct rk_status *bench_run_collective(struct bench_ctx *ctx, const struct bench
     else
         result->measured =
             (exchange.kind == BENCH_ALL_REDUCE ? 2 : 1) * others * (double)dims[0] / seconds * 1e-9;
-    snprintf(result->note, sizeof(result->note), "%.1f us a call, bus bandwidth", seconds * 1e6);
+    snprintf(result->note, sizeof(result->note), "%.1f us per call, bus bandwidth", seconds * 1e6);
     return NULL;
 }

@@ -1,4 +1,4 @@
-/* Daemons of a benchmark, in a directory of their own that goes with them. */
+/* Daemons of a benchmark, in a temporary directory that is removed with them. */
 #include "bench/bench_rpc.h"
 
 #include <errno.h>
@@ -29,7 +29,7 @@ struct bench_daemons {
     int32_t count, num_started;
     pid_t *pids;
     char **addresses;
-    char *cert, *key, *ca; /* of mutual TLS, both sides the same; NULL without */
+    char *cert, *key, *ca; /* of mutual TLS, the same on both sides; NULL without TLS */
 };
 
 const char *bench_transport_name(bench_transport_t transport)
@@ -49,7 +49,7 @@ struct rk_tls_files bench_daemons_tls_files(const struct bench_daemons *daemons)
     return (struct rk_tls_files){.cert = daemons->cert, .key = daemons->key, .ca = daemons->ca};
 }
 
-/* The rankd that was built or installed with this program; rk_free it. */
+/* Path of the rankd that was built or installed with this program; rk_free it. */
 static char *find_program(void)
 {
     char path[4096];
@@ -79,7 +79,7 @@ static struct rk_status *read_address(char **out, int fd)
     struct rk_status *st = NULL;
 
     if (!stream || !fgets(line, sizeof(line), stream) || !rk_str_has_prefix(line, LISTENING))
-        st = RK_FAIL(RK_INTERNAL, "rankd did not start: run it by hand to see why");
+        st = RK_FAIL(RK_INTERNAL, "rankd did not start; run it manually to see the error");
     else
         *out = rk_format("%.*s", (int)strcspn(line + strlen(LISTENING), "\n"), line + strlen(LISTENING));
     if (stream)
@@ -156,7 +156,7 @@ static struct rk_status *write_file(char **path, const struct bench_daemons *dae
     return chmod(*path, 0600) == 0 ? NULL : RK_FAIL(RK_INTERNAL, "chmod '%s': %s", *path, strerror(errno));
 }
 
-/* An authority, and one certificate for both sides. */
+/* Creates an authority and one certificate for both sides. */
 static struct rk_status *make_certs(struct bench_daemons *daemons)
 {
     static const char *const names[] = {"127.0.0.1"};
@@ -210,7 +210,7 @@ void bench_daemons_stop(struct bench_daemons *daemons)
         rk_free(daemons->addresses[i]);
     }
     if (daemons->dir[0])
-        RK_IGNORE(rk_ckpt_remove(daemons->dir), "what is left is in /tmp");
+        RK_IGNORE(rk_ckpt_remove(daemons->dir), "leftover files are in /tmp");
     rk_free(daemons->pids);
     rk_free(daemons->addresses);
     rk_free(daemons->cert);

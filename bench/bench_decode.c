@@ -1,7 +1,6 @@
-/* Decoding: all sequences run together, every step makes one token of each and samples it. dims: sequences,
- * context in the middle of what is timed, steps. Of several ranks each has a part of the model (tp). Steps
- * are timed by the calls that the engine makes after each: the last ones before a sequence ends. By then all
- * prompts have been prefilled. */
+/* Decoding: all sequences run together; every step samples one token of each. dims: sequences, context length
+ * in the middle of the timed steps, steps. Several ranks use tp. Steps are timed by the engine's hook after
+ * each step: the last ones before a sequence ends, when all prompts have been prefilled. */
 #include "bench/models.h"
 
 #include <stdio.h>
@@ -10,7 +9,7 @@
 #include "base/rk_rng.h"
 #include "base/rk_time.h"
 
-/* Steps before the timed ones: more than it takes to prefill all prompts. */
+/* Steps before the timed ones: more than prefill needs. */
 #define STEPS_WARM     48
 #define BATCHED_TOKENS 8192
 
@@ -18,11 +17,11 @@ struct decoding {
     struct bench_instance instance;
     struct rk_rollout_request *requests;
     struct rk_rollout_result *results;
-    int32_t *tokens; /* prompts, then responses */
+    int32_t *tokens; /* prompts, followed by responses */
     float *log_probs;
     int64_t num_seqs, num_steps;
     int32_t prompt_len;
-    int64_t *step_ns; /* when the last steps ended: a ring of num_steps + 1 */
+    int64_t *step_ns; /* end times of the last steps: a ring of num_steps + 1 */
     int64_t num_ended;
 };
 
@@ -104,7 +103,7 @@ static struct rk_status *time_steps(double *seconds, struct decoding *decoding)
     RK_TRY(rk_rollout_generate(decoding->instance.rollout, decoding->requests, decoding->num_seqs,
                                decoding->results, &hooks));
     if (decoding->num_ended < ring)
-        return RK_FAIL(RK_INTERNAL, "%lld steps were reported, expected at least %lld",
+        return RK_FAIL(RK_INTERNAL, "the engine reported %lld steps, expected at least %lld",
                        (long long)decoding->num_ended, (long long)ring);
     *seconds = (double)(decoding->step_ns[(decoding->num_ended - 1) % ring] -
                         decoding->step_ns[decoding->num_ended % ring]) *
@@ -119,7 +118,7 @@ static struct rk_status *measure(double *seconds, struct bench_ctx *ctx, const s
     struct rk_status *st = decoding_open(&decoding, ctx, bench, is_strict);
 
     if (!st)
-        st = time_steps(seconds, &decoding); /* graphs and choices of algorithms are made here */
+        st = time_steps(seconds, &decoding); /* warm-up: records graphs and tunes GEMMs */
     if (!st && ctx->options->profiles)
         bench_profile_clear();
     if (!st)
@@ -139,7 +138,7 @@ static void describe(struct bench_result *result, struct bench_ctx *ctx, const s
              (long long)dims[1], bench->is_strict ? " strict" : "");
 }
 
-/* Of one rank: weights and keys are split over all. */
+/* Cost of one rank: weights and keys are split over all ranks. */
 static struct bench_cost cost_of_rank(const struct bench_ctx *ctx, const struct bench_case *bench)
 {
     const int64_t *dims = bench_dims(ctx, bench);
@@ -172,7 +171,7 @@ struct rk_status *bench_run_strict_decode(struct bench_ctx *ctx, const struct be
     RK_TRY(measure(&fast, ctx, bench, false));
     RK_TRY(measure(&strict, ctx, bench, true));
     result->measured = 100 * (strict / fast - 1);
-    snprintf(result->note, sizeof(result->note), "fast %.3f ms, strict %.3f ms a step", fast * 1e3,
+    snprintf(result->note, sizeof(result->note), "fast %.3f ms, strict %.3f ms per step", fast * 1e3,
              strict * 1e3);
     return NULL;
 }

@@ -1,10 +1,10 @@
-/* Training steps of models that several ranks share. dims: sequences, tokens of each, micro-batches of a
- * step, and the layers of the first and the last pipeline stage (0: as many as the others). */
+/* Training steps of models split over several ranks. dims: sequences, tokens of each, micro-batches of a
+ * step, and the layers of the first and the last pipeline stage (0: as many as the other stages). */
 #include "bench/training.h"
 
 #include <stdio.h>
 
-/* These steps take seconds: fewer of them than of the others. */
+/* These steps take seconds: fewer runs than for other benchmarks. */
 #define NUM_WARM  1
 #define NUM_TIMED 3
 
@@ -70,7 +70,7 @@ struct bench_cost bench_layout_cost(const struct bench_ctx *ctx, const struct be
     return (struct bench_cost){.flops = micros * cost.flops, .items = micros * cost.items};
 }
 
-/* Of the datasheet's peak of all ranks, in percent. */
+/* Percentage of the data-sheet peak of all ranks. */
 static double mfu(const struct bench_ctx *ctx, struct bench_cost cost, double seconds)
 {
     return 100 * cost.flops / seconds / (ctx->num_ranks * BENCH_DATASHEET_H200);
@@ -94,10 +94,10 @@ struct rk_status *bench_run_layout_step(struct bench_ctx *ctx, const struct benc
 
 /* --- sequence parallelism --- */
 
-/* What a layer keeps for the backward pass, in bytes a token, all of its ranks together: Korthikanti et al.,
- * arXiv:2205.05198, counted for a gated MLP, grouped queries and attention that keeps a statistic a head. The
- * outputs of the two norms (4 h) and the product of gate and up (2 f) are made again, so they are left out of
- * 8 h + 2 (2 a + 2 g) d + 4 a + 6 f. */
+/* Bytes per token that a layer saves for the backward pass, over all of its ranks: Korthikanti et al.,
+ * arXiv:2205.05198, for a gated MLP, grouped-query attention and one saved statistic per head. The outputs of
+ * the two norms (4 h) and silu(gate) * up (2 f) are recomputed, so they are not part of 8 h + 2 (2 a + 2 g) d
+ * + 4 a + 6 f. */
 static double kept_bytes(const struct bench_model *model)
 {
     double heads = (double)model->num_heads, kv_heads = (double)model->num_kv_heads;
@@ -110,7 +110,7 @@ struct kept {
     double seconds, activation_bytes, layer_bytes;
 };
 
-/* Seconds of a step, and most that its passes take. */
+/* Seconds of a step, and peak activation memory of its passes. */
 static struct rk_status *run_kept(double *seconds, double *bytes, struct bench_ctx *ctx,
                                   const struct bench_case *bench, const struct bench_instance_desc *desc)
 {
@@ -127,7 +127,7 @@ static struct rk_status *run_kept(double *seconds, double *bytes, struct bench_c
     return st;
 }
 
-/* What a layer keeps is seen in a model with half of the layers. */
+/* Determines the memory of a layer from a second model with half of the layers. */
 static struct rk_status *time_kept(struct kept *out, struct bench_ctx *ctx, const struct bench_case *bench,
                                    const struct bench_instance_desc *desc)
 {
@@ -169,8 +169,8 @@ struct rk_status *bench_run_sequence_parallel(struct bench_ctx *ctx, const struc
 
 /* --- context parallelism --- */
 
-/* One rank has no memory for the activations of a long sequence: it runs every layer twice. The others are
- * timed both ways. */
+/* One rank has no memory for the activations of a long sequence: it recomputes every layer. Several ranks are
+ * timed with and without recomputation. */
 struct rk_status *bench_run_context_parallel(struct bench_ctx *ctx, const struct bench_case *bench,
                                              struct bench_result *result)
 {
@@ -183,7 +183,7 @@ struct rk_status *bench_run_context_parallel(struct bench_ctx *ctx, const struct
     desc.recomputes = true;
     RK_TRY(bench_time_training(&again, ctx, bench, &desc, 1, 2));
     desc.cp = 1;
-    RK_TRY(bench_time_training(&alone, ctx, bench, &desc, 1, 1)); /* every rank for itself */
+    RK_TRY(bench_time_training(&alone, ctx, bench, &desc, 1, 1)); /* each rank runs independently */
     result->measured = alone / together;
     snprintf(result->note, sizeof(result->note),
              "1 rank with recompute %.1f ms; cp=%d %.1f ms, %.0f tok/s, MFU %.1f%%; with recompute, too, "

@@ -1,6 +1,6 @@
-/* Pipelines beside what their schedules allow. The time of every step of a stage is taken while the stage
- * runs alone: its messages go to a world in which nothing is sent (rk_comm_world_create_dry), so it never
- * waits, and works on what earlier runs have received. dims: those of bench_layouts.c. */
+/* Pipelines compared with the ideal time of their schedules. The time of every step of a stage is measured
+ * while the stage runs alone: its messages go to a world that sends nothing (rk_comm_world_create_dry), so it
+ * never waits, and computes on data received in earlier runs. dims: those of bench_layouts.c. */
 #include "bench/training.h"
 
 #include <math.h>
@@ -11,14 +11,14 @@
 
 #define NUM_WARM   1
 #define NUM_TIMED  3
-#define MAX_CHUNKS 16 /* of all stages */
+#define MAX_CHUNKS 16 /* over all stages */
 
 static int num_timed(const struct bench_ctx *ctx)
 {
     return ctx->options->is_tiny ? 1 : NUM_TIMED;
 }
 
-/* Seconds of a micro-batch in every chunk, chunk c of stage s at [s * vpp + c]. */
+/* Seconds of a micro-batch in every chunk; chunk c of stage s is at [s * vpp + c]. */
 struct chunk_times {
     double forward[MAX_CHUNKS], backward[MAX_CHUNKS];
 };
@@ -74,7 +74,7 @@ static struct rk_status *add_up(struct chunk_times *times, const struct step_clo
     return NULL;
 }
 
-/* The gradients of a step twice; the second run counts. */
+/* Computes the gradients of a step twice; the second run counts. */
 static struct rk_status *run_alone(struct chunk_times *times, struct bench_ctx *ctx,
                                    struct bench_training *training, int32_t first)
 {
@@ -95,7 +95,7 @@ static struct rk_status *run_alone(struct chunk_times *times, struct bench_ctx *
     return st;
 }
 
-/* What each rank has measured of its own chunks, to all. */
+/* All-gathers the times that each rank has measured of its chunks. */
 static struct rk_status *share(struct chunk_times *times, struct bench_ctx *ctx,
                                const struct bench_training *training)
 {
@@ -118,7 +118,7 @@ static struct rk_status *time_chunks(struct chunk_times *out, struct bench_ctx *
     struct rk_mesh_comms *alone;
     struct rk_status *st;
 
-    RK_ASSERT(layout->pp == ctx->num_ranks); /* so the rank is the stage */
+    RK_ASSERT(layout->pp == ctx->num_ranks); /* so rank and stage are equal */
     RK_ASSERT(layout->pp * RK_MAX(layout->vpp, 1) <= MAX_CHUNKS);
     *out = (struct chunk_times){{0}, {0}};
     st = rk_mesh_comms_create(&alone, instance->mesh, plan);
@@ -209,7 +209,7 @@ struct rk_status *bench_run_pipeline(struct bench_ctx *ctx, const struct bench_c
 
 /* --- interleaved schedules --- */
 
-/* Seconds of the gradients of a step, measured and in model time with the chunks' own times. */
+/* Seconds of the gradients of a step, measured and simulated with the chunks' times. */
 struct run_times {
     double measured, simulated;
 };

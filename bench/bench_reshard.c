@@ -1,5 +1,5 @@
-/* Weights from the layout that trains to the one that generates, as update_weights moves them: packing,
- * messages, unpacking and the comparison of fingerprints. */
+/* Moves weights from the training layout to the rollout layout as update_weights does: packing, messages,
+ * unpacking and the comparison of fingerprints. */
 #include "bench/models.h"
 
 #include <stdio.h>
@@ -74,7 +74,7 @@ struct rk_status *bench_run_update_weights(struct bench_ctx *ctx, const struct b
                  rk_mesh_text(update.source.mesh), rk_mesh_text(update.destination.mesh));
         result->measured = seconds;
         snprintf(result->note, sizeof(result->note),
-                 "%.0f bytes between ranks (%.1f GB/s a rank), %.0f within ranks, %d rounds", bytes[0],
+                 "%.0f bytes between ranks (%.1f GB/s per rank), %.0f within ranks, %d rounds", bytes[0],
                  bytes[0] / ctx->num_ranks / seconds * 1e-9, bytes[1], update.result.num_rounds);
     }
     update_close(&update);

@@ -1,5 +1,5 @@
-/* What calls cost: daemons on this machine, called through librankd_driver as a program calls them. dims:
- * which transport, daemons, calls of a run, and bytes of a batch. */
+/* Cost of calls to daemons on this machine through librankd_driver. dims: transport, daemons, calls per run,
+ * and bytes of a batch. */
 #include "bench/bench_rpc.h"
 
 #include <math.h>
@@ -17,7 +17,7 @@
 
 #define NUM_WARM    50
 #define NUM_STREAMS 5
-/* A model that exists: what matters is that batches can be sent to it. */
+/* A minimal model, so that batches can be sent to it. */
 #define MODEL_OPTIONS                                                                                        \
     "{\"model.hf_config\": {\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", "          \
     "\"hidden_size\": 32, \"intermediate_size\": 64, \"num_hidden_layers\": 1, \"num_attention_heads\": 4, " \
@@ -79,7 +79,7 @@ static int compare_doubles(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* Of sorted values. */
+/* A quantile of sorted values. */
 static double quantile(const double *values, int64_t count, double share)
 {
     return values[(int64_t)((double)(count - 1) * share)];
@@ -128,7 +128,7 @@ static struct rk_status *measure_calls(struct bench_result *result, struct sessi
     result->measured = quantile(seconds, count, 0.5) * 1e6;
     result->bound = bound_seconds * 1e6;
     snprintf(result->note, sizeof(result->note),
-             "median; p90 %.0f us, p99 %.0f us; CPU of the driver %.0f us a call (must %.0f us)",
+             "median; p90 %.0f us, p99 %.0f us; CPU of the driver %.0f us per call (must %.0f us)",
              quantile(seconds, count, 0.9) * 1e6, quantile(seconds, count, 0.99) * 1e6, cpu * 1e6,
              bound_seconds * 1e6);
     rk_free(seconds);
@@ -151,7 +151,7 @@ struct rk_status *bench_run_rpc_status(struct bench_ctx *ctx, const struct bench
     return st;
 }
 
-/* --- a method that does nothing, on all daemons --- */
+/* --- a method without work, on all daemons --- */
 
 static struct rk_status *configure(struct session *session)
 {
@@ -212,7 +212,7 @@ static struct rk_status *put_ids(struct rk_batch *batch, const char *name, int32
     struct rk_column *column;
 
     RK_TRY(rk_column_create_dense(&column, RK_DTYPE_I64, rank, (const int64_t[]){1, columns}));
-    memset(rk_column_data(column), 1, rk_column_bytes(column)); /* so that its pages are there */
+    memset(rk_column_data(column), 1, rk_column_bytes(column)); /* touches the pages */
     return rk_batch_put_new(batch, name, column);
 }
 
@@ -228,7 +228,8 @@ static void load_fini(struct load *load)
     rk_json_free(load->options);
 }
 
-/* A prompt of so many bytes, with its mask. No model takes it: it is refused when all of it is there. */
+/* A prompt of that many bytes, with its mask. It exceeds the model's limits, so the call is rejected after
+ * all bytes have arrived. */
 static struct rk_status *load_init(struct load *load, int64_t bytes)
 {
     load->options = rk_json_new_object();
@@ -245,12 +246,12 @@ static struct rk_driver_call_args call_of(const struct load *load)
         .role = "rollout", .method = "generate_sequences", .batch = load->batch, .options = load->options};
 }
 
-/* How a call with a load ends; takes the status. */
+/* Checks that the call with a load was rejected; takes the status. */
 static struct rk_status *check_refused(struct rk_status *st, struct rk_driver_result *result)
 {
     if (!st) {
         rk_driver_result_fini(result);
-        return RK_FAIL(RK_INTERNAL, "generate_sequences took a prompt that no model takes");
+        return RK_FAIL(RK_INTERNAL, "generate_sequences accepted a prompt that exceeds the model's limits");
     }
     if (rk_status_code(st) != RK_INVALID_ARGUMENT ||
         !strstr(rk_status_message(st), "max_position_embeddings"))
@@ -276,7 +277,7 @@ static struct rk_status *open_for_batches(struct session *session, const int64_t
     return init_model(session, "rollout", ROLLOUT_OPTIONS);
 }
 
-/* The best of some, as of the copy beside it: other work on the machine only ever adds to it. */
+/* The best of several runs, like the raw copy: other work on the machine only adds time. */
 static struct rk_status *time_stream(double *seconds, struct rk_driver *driver, const struct load *load)
 {
     *seconds = INFINITY;
@@ -318,7 +319,7 @@ struct rk_status *bench_run_rpc_stream(struct bench_ctx *ctx, const struct bench
     return NULL;
 }
 
-/* --- small calls beside a batch --- */
+/* --- small calls during a batch --- */
 
 struct sender {
     struct rk_driver *driver;
@@ -380,7 +381,7 @@ struct rk_status *bench_run_rpc_beside(struct bench_ctx *ctx, const struct bench
     double *seconds = NULL;
     struct rk_status *st = open_for_batches(&session, dims);
 
-    snprintf(result->shape, sizeof(result->shape), "GetStatus beside batches of %lld MiB over %s",
+    snprintf(result->shape, sizeof(result->shape), "GetStatus during batches of %lld MiB over %s",
              (long long)dims[3] >> 20, bench_transport_name((bench_transport_t)dims[0]));
     if (!st)
         st = load_init(&load, dims[3]);

@@ -12,13 +12,13 @@ const char *bench_transport_name(bench_transport_t transport);
 /* --- bench_daemons.c --- */
 struct bench_daemons;
 
-/* The rankd beside this program, on the CPU with one thread each. */
+/* The rankd in this program's directory, on the CPU with one thread each. */
 struct rk_status *bench_daemons_start(struct bench_daemons **out, bench_transport_t transport,
                                       int32_t count) RK_NODISCARD;
 /* Kills them; NULL is a no-op. */
 void bench_daemons_stop(struct bench_daemons *daemons);
 const char *const *bench_daemons_addresses(const struct bench_daemons *daemons);
-/* For who calls them; empty but over BENCH_TLS. Borrowed. */
+/* TLS files for callers; empty except over BENCH_TLS. Borrowed. */
 struct rk_tls_files bench_daemons_tls_files(const struct bench_daemons *daemons);
 
 /* --- raw_copy.c --- */

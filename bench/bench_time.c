@@ -1,4 +1,4 @@
-/* Seconds of something that runs again and again, and what they mean in the unit of a benchmark. */
+/* Seconds of a repeated function, and their conversion to the unit of a benchmark. */
 #include "bench/bench.h"
 
 #include <stdlib.h>

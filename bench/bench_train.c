@@ -29,7 +29,7 @@ static void describe(struct bench_result *result, struct bench_ctx *ctx, const s
              (long long)dims[0], (long long)dims[1], more);
 }
 
-/* What the output projection has of the cost of a forward pass. */
+/* The output projection's part of the cost of a forward pass. */
 static double head_flops(const struct bench_model *model, int64_t num_tokens)
 {
     return 2 * (double)num_tokens * (double)model->vocab_size * (double)model->hidden_size;
@@ -61,7 +61,7 @@ struct rk_status *bench_run_train(struct bench_ctx *ctx, const struct bench_case
                                                       .training = BENCH_WITH_OPTIMIZER});
 }
 
-/* Of a critic: no output projection in either direction. */
+/* A critic: no output projection in either direction. */
 struct rk_status *bench_run_train_value(struct bench_ctx *ctx, const struct bench_case *bench,
                                         struct bench_result *result)
 {
@@ -108,7 +108,7 @@ struct rk_status *bench_run_fwd_bwd(struct bench_ctx *ctx, const struct bench_ca
                             .model = bench->model, .recomputes = true, .training = BENCH_GRADIENTS_ONLY});
 }
 
-/* What a step without activations must hold: parameters, gradients, masters and two moments. */
+/* Lower bound of memory without activations: parameters, gradients, masters and two moments. */
 struct rk_status *bench_run_peak_memory(struct bench_ctx *ctx, const struct bench_case *bench,
                                         struct bench_result *result)
 {
@@ -131,7 +131,7 @@ struct rk_status *bench_run_peak_memory(struct bench_ctx *ctx, const struct benc
     return st;
 }
 
-/* In percent, from seconds of the same thing both ways. */
+/* Sets the overhead in percent, from the seconds of both variants. */
 static void set_overhead(struct bench_result *result, double fast, double strict)
 {
     result->measured = 100 * (strict / fast - 1);
@@ -213,7 +213,7 @@ struct rk_status *bench_run_dp_scaling(struct bench_ctx *ctx, const struct bench
     double alone, together;
 
     describe(result, ctx, bench, " a rank, step");
-    RK_TRY(time_training(&alone, ctx, bench, &desc)); /* every rank for itself */
+    RK_TRY(time_training(&alone, ctx, bench, &desc)); /* each rank runs independently */
     desc.dp = ctx->num_ranks;
     RK_TRY(time_training(&together, ctx, bench, &desc));
     result->measured = ctx->num_ranks * alone / together;

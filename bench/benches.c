@@ -1,6 +1,6 @@
-/* The benchmarks. Names stay: results of different days are compared by them. Those of the operators take the
- * shapes of Qwen2.5's 1.5B (hidden 1536, intermediate 8960) and 7B (3584, 18944); every row has the shape of
- * a test beside it. */
+/* The table of benchmarks. Names must not change: results of different days are compared by name. Operator
+ * benchmarks have the shapes of Qwen2.5 1.5B (hidden 1536, intermediate 8960) and 7B (3584, 18944); every row
+ * also has a shape for --tiny. */
 #include "bench/bench_rpc.h"
 #include "bench/models.h"
 #include "bench/op_bench.h"
@@ -23,13 +23,12 @@
            TINY(8, 16, 32)),                                                                                \
         OP("gemm", "gemm_dw_" #n "x" #k "_m8192", BENCH_TFLOPS, bench_op_gemm_dw, DIMS(8192, n, k),         \
            TINY(8, 16, 32))
-/* The same in decoding, where its bytes bound it. */
+/* The same in decoding, which is bound by the bytes of the weight. */
 #define DECODE_GEMMS(n, k)                                                                              \
     OP("gemm", "gemm_" #n "x" #k "_m64", BENCH_GBYTES, bench_op_gemm, DIMS(64, n, k), TINY(4, 16, 32)), \
         OP("gemm", "gemm_strict_" #n "x" #k "_m64", BENCH_GBYTES, bench_op_gemm, DIMS(64, n, k),        \
            TINY(4, 16, 32), STRICT)
-/* 128 experts that get 512 tokens each (4 in decoding), as those of Qwen3-30B-A3B do from 8192 tokens (64).
- */
+/* 128 experts with 512 tokens each (4 in decoding), as in Qwen3-30B-A3B with 8192 tokens (64). */
 #define TRAIN_EXPERTS(n, k)                                                                                  \
     OP("gemm", "grouped_gemm_" #n "x" #k "_m512", BENCH_TFLOPS, bench_op_grouped_gemm, DIMS(128, 512, n, k), \
        TINY(3, 8, 16, 32)),                                                                                  \
@@ -42,7 +41,7 @@
        TINY(3, 2, 16, 32))
 #define ROWS(a_name, a_op, cols) \
     OP("elementwise", a_name "_" #cols, BENCH_GBYTES, a_op, DIMS(8192, cols), TINY(8, 64))
-/* Value head, or classes. */
+/* Value head, or classification head. */
 #define PROJECT(a_name, a_op, cols, labels)                                                          \
     OP("elementwise", a_name "_" #cols "_to_" #labels, BENCH_GBYTES, a_op, DIMS(8192, cols, labels), \
        TINY(8, 64, labels))
@@ -52,25 +51,25 @@
         .group = (a_group), .name = (a_name), .unit = (a_unit), .run = (a_run), .model = &(a_model), \
         __VA_ARGS__                                                                                  \
     }
-/* 8192 tokens: what the PyTorch baseline has too. */
+/* 8192 tokens, as in the PyTorch baseline. */
 #define BATCH        DIMS(4, 2048), TINY(2, 12)
 #define DECODE(seqs) DIMS(seqs, 1024, 128), TINY(3, 64, 4)
-/* "reshard" is the all-gather that spreads updated parameters over dp: actor and rollout of one layout share
- * a buffer, so there is nothing else to move between them. */
+/* "reshard" is the all-gather of updated parameters over dp: actor and rollout with equal layouts share a
+ * buffer, so nothing else is moved between them. */
 #define COMM(a_group, a_name, a_unit, bytes, kind)                                                           \
     {                                                                                                        \
         .group = (a_group), .name = (a_name), .unit = (a_unit), .run = bench_run_collective, .num_ranks = 2, \
         DIMS(bytes, kind), TINY(1024, kind)                                                                  \
     }
 
-/* Over several ranks: the product of the sizes. */
+/* Several ranks: their number is the product of the sizes. */
 #define OVER(...) .layout = {__VA_ARGS__}
 #define TO(...)   .to = {__VA_ARGS__}
 #define ON(ranks) .num_ranks = (ranks)
 #define STEP(a_name, ...) \
     MODEL("train", a_name, BENCH_TOKENS, bench_run_layout_step, bench_model_7b, __VA_ARGS__)
-/* A step of 65,536 tokens: a replica's micro-batches of 8192 tokens, and of 4096 where there are stages, the
- * last of which has the head, which takes as long as two layers. */
+/* A step of 65,536 tokens: micro-batches of 8192 tokens, or of 4096 with pipeline stages. The last stage has
+ * the head, which takes as long as two layers. */
 #define WHOLE_STEPS(count) DIMS(4, 2048, count), TINY(2, 12, 2)
 #define TWO_STAGES         DIMS(1, 4096, 16, 15, 13), TINY(1, 12, 4, 5, 3)
 #define FOUR_STAGES        DIMS(1, 4096, 16, 7, 5), TINY(1, 12, 5, 2, 2)

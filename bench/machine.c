@@ -1,5 +1,5 @@
-/* What the figures were measured on: names and versions from the libraries that happen to be loaded, asked by
- * name, so that this program runs where there is no GPU. What cannot be found out is left out. */
+/* Describes the machine of a measurement: names and versions from the loaded libraries, whose functions are
+ * looked up at run time, so that this program runs on machines without a GPU. Unknown values are omitted. */
 #include "bench/bench.h"
 
 #include <dlfcn.h>
@@ -15,7 +15,7 @@
 #include "bench/op_bench.h"
 #include "generated/rk_version.h"
 
-/* --- NVML, the driver's library for what nvidia-smi prints; numbers as in nvml.h --- */
+/* --- NVML, the library behind nvidia-smi; constants as in nvml.h --- */
 
 #define NVML_CLOCK_SM  1
 #define NVML_CLOCK_MEM 2
@@ -33,7 +33,7 @@ static struct {
     void *library;
 } nvml;
 
-/* dlsym gives an object pointer; POSIX promises that it converts. */
+/* dlsym returns an object pointer; POSIX guarantees the conversion. */
 static bool find_symbol(void *out, void *library, const char *name)
 {
     void *symbol = library ? dlsym(library, name) : NULL;
@@ -83,7 +83,7 @@ void bench_machine_sample(struct bench_result *result, const struct bench_ctx *c
 
 /* --- hardware and versions --- */
 
-/* The name that /proc/cpuinfo gives the processor. */
+/* The processor's name in /proc/cpuinfo. */
 static void describe_cpu(struct rk_str *out)
 {
     FILE *file = fopen("/proc/cpuinfo", "r");
@@ -113,7 +113,7 @@ static void describe_gpu(struct rk_str *out, void *device)
     rk_str_appendf(out, "%s, clocks up to %u MHz (SM), %u MHz (memory)", name, sm_mhz, mem_mhz);
 }
 
-/* Path of the first loaded library whose file name begins like that. */
+/* Path of the first loaded library whose file name has this prefix. */
 static int match_library(struct dl_phdr_info *info, size_t bytes, void *user)
 {
     const char *name = strrchr(info->dlpi_name, '/');
@@ -126,7 +126,7 @@ static int match_library(struct dl_phdr_info *info, size_t bytes, void *user)
     return 1;
 }
 
-/* A loaded library, or NULL; `path` is one to try when it is not loaded yet, or NULL. */
+/* A loaded library, or NULL; `path`: a library to load if none is, or NULL. */
 static void *find_library(char *prefix, const char *path)
 {
     char *wanted[2] = {prefix, NULL};
@@ -181,9 +181,9 @@ void bench_machine_describe(struct bench_machine *out, const struct bench_ctx *c
 
 /* --- ceilings --- */
 
-/* Known devices: what a large product on random data and a copy reach, not the data sheet. */
+/* Known devices: rates reached by a large GEMM on random data and by a copy, not those of the data sheet. */
 static const struct {
-    const char *begin; /* of the hardware's description: other models have longer names */
+    const char *begin; /* prefix of the hardware's description: other models have longer names */
     struct bench_ceilings ceilings;
 } known[] = {
     {"NVIDIA H200,", {.flops = 790e12, .bytes = 4.3e12}},
@@ -209,7 +209,7 @@ struct rk_status *bench_ceilings_find(struct bench_ceilings *out, struct bench_c
     bool is_cpu = strcmp(rk_device_get_info(ctx->device).name, "cpu") == 0;
     struct bench_machine machine;
 
-    if (is_cpu || ctx->options->is_tiny) { /* what costs time there is neither products nor bytes */
+    if (is_cpu || ctx->options->is_tiny) { /* tiny shapes and CPUs are not bound by GEMMs or memory */
         *out = (struct bench_ceilings){.flops = INFINITY, .bytes = INFINITY};
         return NULL;
     }

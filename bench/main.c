@@ -1,4 +1,4 @@
-/* rankd-bench: how fast this build is on this machine, beside what the machine could do. */
+/* rankd-bench: measures the speed of this build on this machine, compared with the limits of the machine. */
 #include "bench/bench.h"
 
 #include <signal.h>
@@ -15,14 +15,16 @@
 #define EXIT_USAGE 2
 
 static const struct rk_option bench_options_table[] = {
-    {"device", "NAME", "cpu or cuda:N (default cuda:0); benchmarks of several ranks take N, N+1, ..."},
+    {"device", "NAME", "cpu or cuda:N (default cuda:0); benchmarks of several ranks use N, N+1, ..."},
     {"filter", "TEXT", "only benchmarks whose name contains TEXT"},
-    {"compare", "FILE", "results of another program (bench/pytorch_baseline.py writes them)"},
+    {"compare", "FILE",
+     "JSON results of another program for comparison (bench/pytorch_baseline.py writes them)"},
     {"json", "FILE", "write the results as a JSON array, after every benchmark"},
-    {"profile", NULL, "print what the operators of a training step, a log-prob pass and decoding take"},
-    {"list", NULL, "print the names and leave"},
-    {"tiny", NULL, "shapes of a test: seconds with --device cpu; the figures mean nothing"},
-    {"plugin", "FILE", "the plug-in of the device (default: ../lib of the program's folder)"},
+    {"profile", NULL, "print the time of each operator of a training step, a log-prob pass and decoding"},
+    {"list", NULL, "print the names and exit"},
+    {"tiny", NULL,
+     "use small shapes for tests: takes seconds with --device cpu; the figures are meaningless"},
+    {"plugin", "FILE", "plug-in of the device (default: ../lib of the program's directory)"},
     {"help", NULL, "show this text"},
     {"version", NULL, "print the version"},
     {NULL, NULL, NULL},
@@ -37,7 +39,7 @@ static void print_help(void)
         "usage: rankd-bench [options] all | gemm | attention | elementwise | train | logprob | decode | ckpt "
         "| reshard | comm | rpc\n"
         "\n"
-        "Measures this build of rankd and prints each figure beside the bound of the hardware.\n"
+        "Measures this build of rankd and prints each figure with the bound of the hardware.\n"
         "\n%s\n"
         "exit codes: 0 ok, 1 a benchmark failed or the device cannot be opened, 2 usage or files\n",
         rk_str_text(&options));
@@ -53,7 +55,7 @@ static bool is_group(const char *name)
     return is_known;
 }
 
-/* 0, or the exit code. */
+/* Returns 0 or the exit code. */
 static int check(const struct bench_options *options)
 {
     int num_selected = 0;
@@ -107,7 +109,7 @@ static bool is_wanted(const struct bench_options *options, int32_t num_ranks)
     return false;
 }
 
-/* Groups of one, two, ... ranks, one after the other. */
+/* Runs the groups of one, two, ... ranks in order. */
 static bool run_groups(struct bench_shared *shared, const struct bench_options *options,
                        const struct rk_json *baseline)
 {
@@ -125,7 +127,7 @@ static bool run_groups(struct bench_shared *shared, const struct bench_options *
     return worst == BENCH_GOOD;
 }
 
-/* The exit code. */
+/* Returns the exit code. */
 static int run(const struct bench_options *options)
 {
     size_t bytes = sizeof(struct bench_shared) + (size_t)bench_num_cases * sizeof(struct bench_result);
@@ -150,14 +152,14 @@ static int run(const struct bench_options *options)
     return code;
 }
 
-/* The exit code. */
+/* Returns the exit code. */
 static int list_or_run(const struct rk_command_line *line)
 {
     struct bench_options options = options_of(line);
     int code;
 
     if (line->args.count == 0 && !options.lists) {
-        fprintf(stderr, "rankd-bench: one subcommand is expected; see rankd-bench --help\n");
+        fprintf(stderr, "rankd-bench: expected one subcommand; see rankd-bench --help\n");
         return EXIT_USAGE;
     }
     code = check(&options);
@@ -169,7 +171,7 @@ static int list_or_run(const struct rk_command_line *line)
     return 0;
 }
 
-/* The exit code. */
+/* Returns the exit code. */
 static int obey(struct rk_command_line *line, int argc, char **argv)
 {
     static const struct rk_command_syntax syntax = {
@@ -195,7 +197,7 @@ int main(int argc, char **argv)
     struct rk_command_line line;
     int code;
 
-    signal(SIGXFSZ, SIG_IGN);       /* a limit of the file size is an error of the write */
+    signal(SIGXFSZ, SIG_IGN);       /* exceeding the file size limit becomes a write error */
     rk_log_set_format(RK_LOG_TEXT); /* for people */
     rk_log_set_level(RK_LOG_WARN);
     code = obey(&line, argc, argv);

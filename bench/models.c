@@ -1,4 +1,4 @@
-/* Models of the shapes of Qwen2.5 with random weights, their batches and their costs. */
+/* Models in the shapes of Qwen2.5 with random weights, their batches and their costs. */
 #include "bench/models.h"
 
 #include <stdio.h>
@@ -104,7 +104,8 @@ static struct rk_status *open_mesh(struct bench_instance *out, struct bench_ctx 
     return rk_mesh_comms_create(&out->comms, out->mesh, ctx->world);
 }
 
-/* AdamW as the PyTorch baseline has it; the learning rate is small enough that random data does no harm. */
+/* AdamW as in the PyTorch baseline; the learning rate is small enough that training on random data does not
+ * diverge. */
 static struct rk_status *read_optim(struct rk_optim_config *out, const struct bench_instance_desc *desc)
 {
     static const char text[] =
@@ -124,7 +125,7 @@ static struct rk_status *read_optim(struct rk_optim_config *out, const struct be
     return st;
 }
 
-/* What a plan needs to know, with the two that it points to. */
+/* Input of a memory plan, and the two structs that it points to. */
 struct planning {
     struct rk_memory_plan_desc desc;
     struct rk_optim_config optim;
@@ -166,7 +167,7 @@ static struct rk_status *planning_init(struct planning *out, struct bench_ctx *c
     return NULL;
 }
 
-/* As a daemon does it: plan, make, take the memory of the passes, fill. */
+/* As in a daemon: plan, create, allocate the memory of the passes, fill. */
 static struct rk_status *make_model(struct bench_instance *out, struct bench_ctx *ctx,
                                     const struct bench_instance_desc *desc, struct rk_memory_plan_desc *plan)
 {

@@ -1,4 +1,4 @@
-/* Private to bench/: models of the shapes of Qwen2.5, with random weights, and what their passes cost. */
+/* Private to bench/: models in the shapes of Qwen2.5, with random weights, and the costs of their passes. */
 #ifndef RK_BENCH_MODELS_H
 #define RK_BENCH_MODELS_H
 
@@ -13,62 +13,63 @@ struct bench_model {
 };
 
 extern const struct bench_model bench_model_1_5b, bench_model_7b, bench_model_8b, bench_model_tiny;
-/* The tiny one with a layer for each of 8 chunks. */
+/* The tiny model, with one layer for each of 8 chunks. */
 extern const struct bench_model bench_model_tiny_deep;
 
-/* What a benchmark works on. */
+/* The model of a benchmark. */
 struct bench_instance {
     struct rk_mesh *mesh;
     struct rk_mesh_comms *comms;
     struct rk_model *model;
-    struct rk_rollout *rollout; /* NULL unless the desc has one */
-    struct bench_model shape;   /* that of a test where the options say so */
+    struct rk_rollout *rollout; /* NULL unless requested in desc */
+    struct bench_model shape;   /* the tiny shape with --tiny */
 };
 
 struct bench_instance_desc {
     const struct bench_model *model;
     int64_t num_layers;     /* 0: the model's */
-    int32_t tp, cp, dp, pp; /* 0: 1. More than one rank in all needs ctx->world. */
-    /* Of a pipeline; 0: 1 chunk of a stage; as many layers as the other stages. */
+    int32_t tp, cp, dp, pp; /* 0: 1. More than one rank needs ctx->world. */
+    /* Of a pipeline: vpp 0 means 1 chunk per stage; layers 0 mean as many as the other stages. */
     int32_t vpp, num_first_layers, num_last_layers;
     bool is_strict, recomputes;
-    bool is_deep;          /* in --tiny: has layers for the stages of a pipeline, also where it is none */
+    bool is_deep;          /* with --tiny: uses the model with enough layers for a pipeline, even without
+                            * one */
     bool is_whole;         /* every tp rank has all tokens: no sequence parallelism */
     const char *head;      /* NULL: "lm" */
     int64_t num_tokens;    /* of the largest packed pass */
     int64_t num_micros;    /* micro-batches of a step; 0: 1 */
     int64_t max_positions; /* tokens of the longest sequence; 0: 4096 */
-    const struct rk_rollout_config *rollout; /* NULL: it does not generate */
+    const struct rk_rollout_config *rollout; /* NULL: no generation */
     enum { BENCH_NO_TRAINING, BENCH_GRADIENTS_ONLY, BENCH_WITH_OPTIMIZER } training;
 };
 
 struct rk_status *bench_instance_open(struct bench_instance *out, struct bench_ctx *ctx,
                                       const struct bench_instance_desc *desc) RK_NODISCARD;
-void bench_instance_close(struct bench_instance *instance); /* also of one that did not open */
-/* The shape that it will have: --tiny has others. */
+void bench_instance_close(struct bench_instance *instance); /* also if opening failed */
+/* The shape that the instance will have: differs with --tiny. */
 const struct bench_model *bench_instance_shape(const struct bench_ctx *ctx,
                                                const struct bench_instance_desc *desc);
 
 /* Packed sequences of equal length with random ids; every position but a sequence's last has a label. */
 struct bench_batch {
     struct rk_packed packed;
-    int32_t *ints; /* what packed points into */
+    int32_t *ints; /* memory of packed's arrays */
     double *log_probs, *entropy;
 };
 void bench_batch_init(struct bench_batch *batch, int32_t num_seqs, int32_t seq_len, int64_t vocab_size);
 void bench_batch_fini(struct bench_batch *batch);
 
-/* Parameters in matrix products per token, the output projection included, the embedding not. */
+/* Parameters in GEMMs per token, including the output projection, without the embedding. */
 double bench_matmul_params(const struct bench_model *model);
 double bench_num_params(const struct bench_model *model);
-/* Of num_seqs sequences of seq_len tokens, causal attention counted by half (2 N + 2 L h d S a token). */
+/* For num_seqs sequences of seq_len tokens; causal attention counts half (2 N + 2 L h d S per token). */
 struct bench_cost bench_cost_forward(const struct bench_model *model, int64_t num_seqs, int64_t seq_len);
-/* Three times the forward pass: recomputation is not counted. */
+/* Three times the forward pass: recomputation does not count. */
 struct bench_cost bench_cost_train(const struct bench_model *model, int64_t num_seqs, int64_t seq_len);
-/* One decode step: weights and the keys and values of `context` tokens of each sequence are read. */
+/* One decode step: reads the weights, and the keys and values of `context` tokens of each sequence. */
 struct bench_cost bench_cost_decode(const struct bench_model *model, int64_t num_seqs, int64_t context);
 
-/* dims of bench_run_collective: bytes, one of these. */
+/* dims of bench_run_collective: bytes, and one of these. */
 enum bench_collective { BENCH_ALL_REDUCE, BENCH_ALL_GATHER, BENCH_REDUCE_SCATTER };
 
 /* dims of bench_run_checkpoint: one of these. */
@@ -105,8 +106,8 @@ struct rk_status *bench_run_dp_scaling(struct bench_ctx *ctx, const struct bench
 struct rk_status *bench_run_tp_speedup(struct bench_ctx *ctx, const struct bench_case *bench,
                                        struct bench_result *result) RK_NODISCARD;
 
-/* Of layouts. dims of training over several ranks: sequences, tokens of each, micro-batches of a step, and
- * the layers of the first and the last stage (0: as many as the others). */
+/* Benchmarks of layouts. dims of training over several ranks: sequences, tokens of each, micro-batches of a
+ * step, and the layers of the first and the last stage (0: as many as the others). */
 struct rk_status *bench_run_layout_step(struct bench_ctx *ctx, const struct bench_case *bench,
                                         struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_sequence_parallel(struct bench_ctx *ctx, const struct bench_case *bench,

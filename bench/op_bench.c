@@ -1,5 +1,5 @@
-/* Runs one operator again and again over several sets of tensors, more memory than any cache holds. Host time
- * between two synchronisations over many calls: what a call costs in a stream of them. */
+/* Runs one operator repeatedly over several sets of tensors, which together exceed all caches. Measures the
+ * host time between two synchronisations over many calls: the cost of a call in a stream of calls. */
 #include "bench/op_bench.h"
 
 #include <stdio.h>
@@ -12,7 +12,7 @@
 
 #define SETS_BYTES  ((size_t)256 << 20)
 #define MAX_SETS    32
-#define BATCH_NS    8000000 /* of one timed batch of calls */
+#define BATCH_NS    8000000 /* duration of one timed batch of calls */
 #define BATCHES     5
 #define TINY_CALLS  2
 #define INT_SEED    7

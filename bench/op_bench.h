@@ -1,5 +1,5 @@
-/* Private to bench/: benchmarks of single operators. A row says which tensors an operator takes, how to call
- * it and what it costs; op_bench.c makes the tensors and measures. */
+/* Private to bench/: benchmarks of single operators. A row declares the tensors of an operator, its call and
+ * its cost; op_bench.c allocates the tensors and measures. */
 #ifndef RK_OP_BENCH_H
 #define RK_OP_BENCH_H
 
@@ -7,11 +7,11 @@
 
 #define BENCH_MAX_TENSORS 12
 
-/* What a tensor is filled with. */
+/* Initial contents of a tensor. */
 typedef enum bench_fill_kind {
-    BENCH_NORMAL, /* N(0, 1), or zeros in integers */
+    BENCH_NORMAL, /* N(0, 1), or zeros for integers */
     BENCH_BELOW,  /* random integers below `modulus` */
-    BENCH_RAMP,   /* base + step * i, modulo `modulus` where it is not 0 */
+    BENCH_RAMP,   /* base + step * i, modulo `modulus` unless it is 0 */
 } bench_fill_kind_t;
 
 struct bench_fill {
@@ -33,15 +33,15 @@ struct bench_op_call {
 };
 
 struct bench_op {
-    const char *dim_names[BENCH_MAX_DIMS]; /* of the shape in results: "M=8192 N=1536" */
+    const char *dim_names[BENCH_MAX_DIMS]; /* names in the shape column: "M=8192 N=1536" */
     void (*declare)(struct bench_tensors *tensors, const int64_t *dims);
-    /* once for each set of tensors, before it is timed; may be NULL */
+    /* called once for each set of tensors before timing; may be NULL */
     struct rk_status *(*prepare)(const struct bench_op_call *call);
     struct rk_status *(*run)(const struct bench_op_call *call);
     struct bench_cost (*cost)(const int64_t *dims);
 };
 
-/* Adds a tensor without memory; declare() adds them in the order in which run() finds them. */
+/* Adds a tensor without memory; declare() adds them in the order in which run() reads them. */
 void bench_add(struct bench_tensors *tensors, rk_tensor_t t);
 void bench_add_ints(struct bench_tensors *tensors, rk_tensor_t t, struct bench_fill fill);
 

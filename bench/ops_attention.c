@@ -1,5 +1,5 @@
 /* Attention. dims of the packed form: sequences, tokens of each, query heads, key-value heads, head_dim;
- * causal, and only the half of the products that the mask leaves is counted. */
+ * causal; only the unmasked half of the FLOPs counts. */
 #include "bench/op_bench.h"
 
 #include <math.h>
@@ -93,7 +93,7 @@ const struct bench_op bench_op_attn_fwd = {
 const struct bench_op bench_op_attn_bwd = {
     .dim_names = DIM_NAMES, .declare = declare_bwd, .prepare = run_fwd, .run = run_bwd, .cost = cost_bwd};
 
-/* One new token of each sequence over `len` keys in a paged cache. */
+/* One new token per sequence over `len` keys in a paged cache. */
 enum { PAGED_OUT, PAGED_Q, K_CACHE, V_CACHE, BLOCK_TABLE, CU_Q, SEQ_LENS };
 
 static void declare_paged(struct bench_tensors *tensors, const int64_t *dims)
@@ -137,7 +137,7 @@ static struct rk_status *run_paged(const struct bench_op_call *call)
 const struct bench_op bench_op_attn_paged = {
     .dim_names = DIM_NAMES, .declare = declare_paged, .run = run_paged, .cost = cost_paged};
 
-/* Keys and values of new tokens into the cache. dims: tokens, key-value heads, head_dim. */
+/* Writes keys and values of new tokens to the cache. dims: tokens, key-value heads, head_dim. */
 static void declare_write(struct bench_tensors *tensors, const int64_t *dims)
 {
     int64_t blocks = (dims[0] + BLOCK_TOKENS - 1) / BLOCK_TOKENS;

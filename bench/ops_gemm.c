@@ -1,4 +1,4 @@
-/* The products of a linear layer. dims: M (tokens), N, K of Y[M, N] = X[M, K] W[N, K]^T. */
+/* The GEMMs of a linear layer. dims: M (tokens), N, K of Y[M, N] = X[M, K] W[N, K]^T. */
 #include "bench/op_bench.h"
 
 #include "kernels/rk_kernels.h"
@@ -28,7 +28,7 @@ static struct bench_cost cost(const int64_t *dims)
     return (struct bench_cost){.flops = 2 * m * n * k, .bytes = 2 * (m * n + m * k + n * k), .items = m};
 }
 
-/* dW is read and written in f32, where Y is written in bf16. */
+/* dW is read and written in f32; Y is written in bf16. */
 static struct bench_cost cost_dw(const int64_t *dims)
 {
     struct bench_cost sum = cost(dims);
@@ -67,7 +67,7 @@ const struct bench_op bench_op_gemm_dx = {
 const struct bench_op bench_op_gemm_dw = {
     .dim_names = DIM_NAMES, .declare = declare_dw, .run = run_dw, .cost = cost_dw};
 
-/* --- products of groups of rows. dims: G groups of M rows, N, K --- */
+/* --- grouped GEMM. dims: G groups of M rows, N, K --- */
 
 #define GROUPED_DIM_NAMES  \
     {                      \

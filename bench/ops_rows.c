@@ -1,5 +1,5 @@
-/* Operators over rows of the residual stream and of the MLP. dims: tokens, columns (and what else a row
- * names). Costs count every tensor once: what stays in a cache on the way is the operator's merit. */
+/* Operators over rows of the residual stream and of the MLP. dims: tokens, columns (and others where noted).
+ * Costs count every tensor once; an operator that re-reads data must get it from a cache. */
 #include "bench/op_bench.h"
 
 #include "kernels/rk_kernels.h"
@@ -200,7 +200,7 @@ const struct bench_op bench_op_project_fwd = {
 const struct bench_op bench_op_project_bwd = {
     .dim_names = PROJECT_DIMS, .declare = declare_project, .run = run_project_bwd, .cost = cost_project_bwd};
 
-/* --- rotary embedding: dims tokens, heads, head_dim --- */
+/* --- RoPE: dims tokens, heads, head_dim --- */
 
 static void declare_rope(struct bench_tensors *tensors, const int64_t *dims)
 {
@@ -269,7 +269,7 @@ const struct bench_op bench_op_swiglu_fwd = {
 const struct bench_op bench_op_swiglu_bwd = {
     .dim_names = ROWS_AND_COLS, .declare = declare_swiglu, .run = run_swiglu_bwd, .cost = cost_swiglu_bwd};
 
-/* --- embedding: dims tokens, columns, rows of the table; random ids, so nearly every row is another one ---
+/* --- embedding: dims tokens, columns, rows of the table; random ids, so nearly all rows differ ---
  */
 
 static void declare_embed(struct bench_tensors *tensors, const int64_t *dims, rk_dtype_t table)

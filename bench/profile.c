@@ -1,6 +1,6 @@
-/* A device backend that does nothing itself: every call goes to a stream of another device, between two timed
- * events. So the engine runs as always, and what each operator took is known afterwards by name and shape,
- * together with how long the device had nothing to do before it. */
+/* A device backend that forwards every call to a stream of another device, between two timed events. So the
+ * engine runs unchanged, and the time of each operator is known by name and shape, together with the device's
+ * idle time before it. */
 #include "bench/bench.h"
 
 #include <stdio.h>
@@ -16,14 +16,14 @@
 struct record {
     struct bench_op_note note;
     struct rk_event *begin, *end;
-    double host_seconds; /* of the call itself */
+    double host_seconds; /* host time of the call itself */
 };
 
-/* One device, one stream that matters: the engine's. */
+/* One device, and one stream: the engine's. */
 static struct {
     struct rk_device *device;
     RK_ARRAY(struct record) records;
-    int64_t num_used; /* of the records: their events are used again */
+    int64_t num_used; /* number of records in use: events are reused */
     int64_t num_syncs, first_ns;
     double sync_seconds;
 } profile;
@@ -75,7 +75,7 @@ static const struct rk_kernel_ops profile_kernels = {.name = "profile",
 
 /* --- the device: handles are the wrapped objects --- */
 
-/* The other device is open already: what it is had to be known. */
+/* The other device is already open: its description was needed before. */
 static struct rk_status *profile_open(void **out, int index, const struct rk_device_config *config)
 {
     (void)index;
@@ -356,8 +356,8 @@ struct rk_status *bench_profile_print(const char *title, const struct bench_ceil
             print_row(&rows[i], all.seconds, ceilings);
         printf("%-18s %-44s %6lld %9.3f        %8.3f %8.3f\n", "all", "", (long long)all.calls,
                all.seconds * 1e3, all.idle_seconds * 1e3, all.host_seconds * 1e3);
-        printf("wall %.3f ms; waiting in %lld synchronisations %.3f ms; idle: the device waited before the "
-               "operator; host: inside the call\n",
+        printf("wall %.3f ms; waiting in %lld synchronisations %.3f ms; idle: device idle time before the "
+               "operator; host: host time inside the call\n",
                host_seconds * 1e3, (long long)profile.num_syncs, profile.sync_seconds * 1e3);
     }
     bench_profile_clear();

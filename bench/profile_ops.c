@@ -132,7 +132,7 @@ static void note_swiglu_bwd(struct bench_op_note *note, const void *opaque)
     note->bytes = 5 * bytes_of(args->dy);
 }
 
-/* Sequences are taken to be of equal length: what is on the device cannot be seen from here. */
+/* Assumes sequences of equal length: device memory cannot be read here. */
 static double causal_pairs(const struct rk_attn_varlen_args *args)
 {
     int64_t num_seqs = args->cu_seqlens.shape[0] - 1;

@@ -1,4 +1,4 @@
-/* Private to bench/: what a profile says about a call of an operator. */
+/* Private to bench/: shape and cost of an operator's call for the profile. */
 #ifndef RK_PROFILE_OPS_H
 #define RK_PROFILE_OPS_H
 
@@ -7,7 +7,7 @@
 struct bench_op_note {
     const char *name;
     char shape[64];
-    double flops, bytes; /* of the call; flops 0: bytes are what bounds it */
+    double flops, bytes; /* of the call; flops 0: bound by bytes */
 };
 
 enum bench_op_id {
@@ -17,7 +17,7 @@ enum bench_op_id {
         RK_BENCH_OP_COUNT
 };
 
-/* Shape and cost of the call; nothing for operators without a row. */
+/* Sets shape and cost of the call; no-op for operators without a row. */
 void bench_note_op(struct bench_op_note *note, enum bench_op_id op, const void *args);
 
 #endif

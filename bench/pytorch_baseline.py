@@ -20,7 +20,7 @@ try:
     import transformers
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
-except ImportError as error:  # --help is for those who have not installed it, too
+except ImportError as error:  # --help must work without PyTorch
     torch, missing = None, error
 
 SHAPES = {
@@ -129,7 +129,7 @@ class Bench:
                 continue
             if self.options.tiny:
                 seqs, length, heads, head_dim = 2, 24, 4, 16
-            # Keys and values of every head: not all backends take grouped ones.
+            # Keys and values are expanded to all heads: not all backends support grouped ones.
             q, k, v, grad = (torch.randn(seqs, heads, length, head_dim, device=self.device, dtype=torch.bfloat16)
                              for _ in range(4))
             for tensor in (q, k, v):
@@ -206,7 +206,7 @@ class Bench:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01,
                                       fused=True)
 
-        def step():  # pairs: the rows of the first half are chosen, those of the second rejected
+        def step():  # pairs: the first half of the rows are chosen responses, the second half rejected
             with torch.no_grad():
                 frozen = self.sequence_log_probs(reference, ids)
             ratio = self.sequence_log_probs(model, ids) - frozen
@@ -229,7 +229,7 @@ class Bench:
             def log_probs_and_entropy():
                 logits = model(input_ids=ids, use_cache=False).logits
                 log_probs, entropy = [], []
-                for row, label in zip(logits, labels):  # a sequence at a time: less memory at once
+                for row, label in zip(logits, labels):  # one sequence at a time: less peak memory
                     log_p = torch.log_softmax(row, dim=-1)
                     log_probs.append(log_p.gather(-1, label[:, None])[:, 0])
                     entropy.append(torch.logsumexp(row, -1) - (torch.softmax(row, -1) * row).sum(-1))
@@ -287,7 +287,7 @@ def main():
         try:
             with torch.set_grad_enabled(group in (bench.attention, bench.train, bench.dpo)):
                 group()
-        except (RuntimeError, ValueError, TypeError) as error:  # the other figures are still worth having
+        except (RuntimeError, ValueError, TypeError) as error:  # continue with the other figures
             print(f"{group.__name__}: {error}", flush=True)
     hardware = torch.cuda.get_device_name() if bench.device.type == "cuda" else "CPU"
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -1,5 +1,5 @@
-/* Processes, one a rank: each opens its device (cuda:N: rank r takes cuda:N+r), joins the world if there is
- * one, and runs the cases of the group in the order of the table. Forked before anything touches a device. */
+/* One process per rank: each opens its device (cuda:N: rank r uses cuda:N+r), joins the world if there is
+ * one, and runs the cases of the group in the order of the table. Forked before any device is used. */
 #include "bench/bench.h"
 
 #include <signal.h>
@@ -19,12 +19,12 @@
 #include "base/rk_time.h"
 #include "engine/rk_plugin.h"
 
-#define EXIT_NO_DEVICE 77 /* of a rank that is not the first */
-#define EXIT_STOP      78 /* nothing can follow */
+#define EXIT_NO_DEVICE 77 /* exit code of ranks other than the first */
+#define EXIT_STOP      78 /* exit code: no further group can run */
 #define POLL_MS        1
 #define ADDRESS_BYTES  256
 
-/* How the ranks of one group find each other. */
+/* Rendezvous of the ranks of one group. */
 struct rendezvous {
     char address[BENCH_MAX_RANKS][ADDRESS_BYTES];
     uint8_t id[RK_COMM_ID_BYTES];
@@ -53,7 +53,7 @@ bool bench_is_selected(const struct bench_options *options, const struct bench_c
 
 /* --- one rank --- */
 
-/* "cuda:2" for rank 2; a device without a number has room for every rank. */
+/* "cuda:2" for rank 2; a device without an index is shared by all ranks. */
 static char *device_of_rank(const char *device, int32_t rank)
 {
     const char *colon = strchr(device, ':');
@@ -62,7 +62,7 @@ static char *device_of_rank(const char *device, int32_t rank)
     if (strcmp(device, "cpu") == 0 || device[0] == '\0')
         return rk_strdup(device);
     if (colon && !rk_parse_i64(colon + 1, &first))
-        return rk_strdup(device); /* opening it says what is wrong */
+        return rk_strdup(device); /* opening it reports the error */
     return rk_format("%.*s:%lld", (int)(colon ? colon - device : (long)strlen(device)), device,
                      (long long)(first + rank));
 }
@@ -139,7 +139,8 @@ static bool save_results(const struct group *group)
     return false;
 }
 
-/* 0 to go on, or the exit code: a rank that failed among several leaves, its peers would wait for it. */
+/* Returns 0 to continue, or the exit code: a rank that fails in a group of several exits, because its peers
+ * would wait for it. */
 static int run_case(struct bench_ctx *ctx, const struct group *group, int i)
 {
     const struct bench_case *bench = &bench_cases[i];
@@ -148,7 +149,7 @@ static int run_case(struct bench_ctx *ctx, const struct group *group, int i)
     int code = st && ctx->num_ranks > 1 ? 1 : 0;
 
     if (!st && ctx->options->profiles)
-        bench_profile_clear(); /* of what the benchmark did not print itself */
+        bench_profile_clear(); /* of records that the benchmark has not printed */
     bench_machine_sample(&result, ctx);
     if (st)
         fail(&result, st);
@@ -168,7 +169,7 @@ static struct rk_status *open_rest(struct bench_ctx *ctx, const struct group *gr
 {
     if (ctx->num_ranks > 1)
         RK_TRY(join_world(ctx, group->rendezvous));
-    if (group->shared->ceilings.flops == 0) { /* the first group finds out for all */
+    if (group->shared->ceilings.flops == 0) { /* the first group measures for all */
         bench_machine_describe(&group->shared->machine, ctx);
         RK_TRY(bench_ceilings_find(&ctx->ceilings, ctx));
         if (ctx->rank == 0) {
@@ -187,7 +188,7 @@ static bool is_missing_device(const struct rk_status *st)
     return strcmp(reason, "NO_DRIVER") == 0 || strcmp(reason, "NO_DEVICE") == 0;
 }
 
-/* 0, or the exit code. */
+/* Returns 0 or the exit code. */
 static int open_all(struct bench_ctx *ctx, const struct group *group)
 {
     bool is_cpu = strcmp(ctx->options->device, "cpu") == 0;
@@ -196,11 +197,12 @@ static int open_all(struct bench_ctx *ctx, const struct group *group)
     int code = 1;
 
     while (ctx->rank > 0 && !atomic_load(&group->rendezvous->is_first_open))
-        rk_time_sleep_ms(POLL_MS); /* what keeps all of them from a device is said once */
+        rk_time_sleep_ms(POLL_MS); /* an error that prevents all ranks from opening a device is printed
+                                    * once */
     st = open_device(ctx);
     if (st && ctx->rank == 0) {
         code = EXIT_STOP;
-        hint = is_cpu ? "" : "; --device cpu runs the benchmarks on the CPU";
+        hint = is_cpu ? "" : "; use --device cpu to run the benchmarks on the CPU";
     } else if (st && is_missing_device(st)) {
         code = EXIT_NO_DEVICE;
     } else if (!st) {
@@ -226,7 +228,7 @@ static int run_rank(const struct group *group, int32_t rank)
             code = run_case(&ctx, group, i);
     }
     if (code != 0)
-        return code; /* what is still held goes with the process */
+        return code; /* remaining objects are freed with the process */
     rk_comm_world_destroy(ctx.world);
     rk_stream_destroy(ctx.stream);
     rk_device_close(ctx.device);
@@ -235,7 +237,7 @@ static int run_rank(const struct group *group, int32_t rank)
 
 /* --- the parent --- */
 
-/* Waits for all ranks; ends the others once one has failed. The worst exit code. */
+/* Waits for all ranks; kills the others once one has failed. Returns the worst exit code. */
 static int wait_for(pid_t *pids, int32_t num_ranks)
 {
     int worst = 0;
@@ -263,7 +265,7 @@ static int wait_for(pid_t *pids, int32_t num_ranks)
     return worst;
 }
 
-/* Cases of the group that did not run say why. */
+/* Sets the reason of the cases that did not run. */
 static bench_outcome_t mark_rest(const struct group *group, int code)
 {
     bool is_skip = code == EXIT_NO_DEVICE;
@@ -280,7 +282,7 @@ static bench_outcome_t mark_rest(const struct group *group, int code)
         if (is_skip)
             snprintf(result->note, sizeof(result->note), "needs %d devices", group->num_ranks);
         else
-            snprintf(result->note, sizeof(result->note), "a rank ended with exit code %d", code);
+            snprintf(result->note, sizeof(result->note), "a rank exited with code %d", code);
         bench_print_row(&bench_cases[i], result, group->baseline);
     }
     return is_skip || code == 0 ? BENCH_GOOD : BENCH_BAD;
@@ -297,12 +299,12 @@ bench_outcome_t bench_run_group(struct bench_shared *shared, const struct bench_
     group.rendezvous =
         mmap(NULL, sizeof(*group.rendezvous), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     RK_ASSERT(group.rendezvous != MAP_FAILED);
-    fflush(NULL); /* or every child writes what is buffered once more */
+    fflush(NULL); /* otherwise every child would write the buffered output again */
     for (int32_t r = 0; r < num_ranks; r++) {
         pids[r] = fork();
         RK_ASSERT(pids[r] >= 0);
         if (pids[r] == 0) {
-            prctl(PR_SET_PDEATHSIG, SIGKILL); /* the ranks end with the parent, also after a crash */
+            prctl(PR_SET_PDEATHSIG, SIGKILL); /* kills the ranks with the parent, also after a crash */
             if (getppid() != parent)
                 _exit(1);
             exit(run_rank(&group, r));

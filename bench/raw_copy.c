@@ -1,4 +1,4 @@
-/* A copy through a socket, with nothing around it: what a stream of bytes can be compared with. */
+/* A plain copy through a socket, for comparison with byte streams. */
 #include "bench/bench_rpc.h"
 
 #include <arpa/inet.h>
@@ -31,7 +31,7 @@ static void *write_all(void *user)
             send(writer->fd, writer->data + done, RK_MIN(PART_BYTES, writer->bytes - done), MSG_NOSIGNAL);
 
         if (sent < 0 && errno != EINTR)
-            break; /* the reader sees that bytes are missing */
+            break; /* the reader detects the missing bytes */
         done += sent > 0 ? (size_t)sent : 0;
     }
     (void)shutdown(writer->fd, SHUT_WR);
@@ -46,7 +46,8 @@ static struct rk_status *read_all(int fd, char *data, size_t bytes)
         ssize_t got = recv(fd, data + done, RK_MIN(PART_BYTES, bytes - done), 0);
 
         if (got == 0 || (got < 0 && errno != EINTR))
-            return RK_FAIL(RK_INTERNAL, "a socket of this process ended after %zu of %zu bytes", done, bytes);
+            return RK_FAIL(RK_INTERNAL, "a socket of this process was closed after %zu of %zu bytes", done,
+                           bytes);
         done += got > 0 ? (size_t)got : 0;
     }
     return NULL;
@@ -80,7 +81,7 @@ static struct rk_status *copy_once(double *seconds, bool over_tcp, char *to, con
     int fds[2];
 
     if (over_tcp ? !connect_tcp(fds) : socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0)
-        return RK_FAIL(RK_INTERNAL, "connecting two sockets: %s", strerror(errno));
+        return RK_FAIL(RK_INTERNAL, "cannot connect two sockets: %s", strerror(errno));
     writer.fd = fds[0];
     begin_ns = rk_time_now_ns();
     st = rk_thread_start(&thread, write_all, &writer, "the raw copy");

@@ -1,4 +1,4 @@
-/* Results as text for people and as JSON for programs, and figures of another program to put beside them. */
+/* Results as text and as JSON, with figures of another program for comparison. */
 #include "bench/bench.h"
 
 #include <math.h>
@@ -43,7 +43,7 @@ struct rk_status *bench_baseline_read(struct rk_json **out, const char *path)
         if (st)
             st = RK_WRAP(st, "%s, result %lld", path, (long long)i);
         else if (!is_known(name))
-            fprintf(stderr, "rankd-bench: %s: no benchmark is called '%s'\n", path, name);
+            fprintf(stderr, "rankd-bench: %s: unknown benchmark '%s'\n", path, name);
     }
     if (st) {
         rk_json_free(*out);
@@ -52,7 +52,7 @@ struct rk_status *bench_baseline_read(struct rk_json **out, const char *path)
     return st;
 }
 
-/* Of the same name and unit; 0 when there is none. */
+/* The figure with the same name and unit; 0 when there is none. */
 static double baseline_of(const struct rk_json *baseline, const struct bench_case *bench)
 {
     for (int64_t i = 0; i < rk_json_count(baseline); i++) {
@@ -78,7 +78,7 @@ static double percent_of_bound(const struct bench_case *bench, const struct benc
 static void print_ceilings(const struct bench_ceilings *ceilings)
 {
     if (isinf(ceilings->flops))
-        printf("ceilings: none on a CPU and for the shapes of a test\n\n");
+        printf("ceilings: none on a CPU and for tiny shapes\n\n");
     else
         printf("ceilings (%s): %.1f TFLOP/s bf16, %.0f GB/s\n\n",
                ceilings->is_measured ? "measured now" : "stated", ceilings->flops * 1e-12,
@@ -135,7 +135,7 @@ bool bench_stdout_is_good(void)
 
 /* --- JSON --- */
 
-/* Six digits: the others are noise. Null for what is not known. */
+/* Six digits: the rest is noise. Null if unknown. */
 static struct rk_json *number_or_null(double value, bool is_known)
 {
     char text[32];
@@ -179,7 +179,7 @@ struct rk_status *bench_json_check(const char *path)
     struct stat info;
 
     if (lstat(path, &info) == 0 && !S_ISREG(info.st_mode)) /* it would be replaced */
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "--json %s: it exists and is no regular file", path);
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "--json %s: not a regular file", path);
     else if (access(folder, W_OK | X_OK) != 0)
         st = RK_FAIL(RK_INVALID_ARGUMENT, "--json %s: cannot create files in %s: %m", path, folder);
     rk_free(folder);

@@ -133,7 +133,7 @@ def train(folder, corpus):
             tok.normalizer = normalizers.NFC()
         tok.save(str(folder / f"{name}.json"), pretty=False)
         print(name, tok.get_vocab_size(), flush=True)
-    # Trained word by word; in use there is no pre-tokenizer, as in the models.
+    # Trained on words; used without a pre-tokenizer, as in the models.
     tok = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tok.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="always", split=True)
     tok.train_from_iterator(corpus, trainers.BpeTrainer(

@@ -1,7 +1,7 @@
 /* Training steps of a model with random weights. */
 #include "bench/training.h"
 
-/* The mean of the negative log-probs, or of values: a loss of the head's one output. */
+/* The mean of the negative log-probs, or of values: a loss of a single output of the head. */
 static struct rk_status *loss(void *user, const struct rk_head_arrays *outputs,
                               const struct rk_head_arrays *grads)
 {

@@ -1,5 +1,5 @@
-/* Checks the attention kernels of kernels/cuda by themselves: against an f64 reference on the host, and the
- * bit equalities that kernels/cuda/attention/attn.h states.
+/* Checks the attention kernels of kernels/cuda without the engine: against an f64 reference on the host, and
+ * the bit equalities that kernels/cuda/attention/attn.h defines.
  *
  *   nvcc -std=c++17 -O3 -I. -gencode=arch=compute_90a,code=sm_90a bench/lab/attn_check.cu
  * kernels/cuda/attention/attn*.cu attn_check [fwd|bwd|paged|all] [mma|wgmma|all] [part of a case's label] */
@@ -45,7 +45,7 @@ static void check_fwd(const attn_case &c, const reference &ref, bool has_sm90a)
         expect_same(c, "out, wgmma against mma.sync", bits, download_bytes(d.out));
         d.fwd.device.has_sm90a = has_sm90a;
     }
-    /* the first half of the sequences alone, with NaN in the others */
+    /* only the first half of the sequences, with NaN in the others */
     int half = d.num_seqs / 2;
     size_t kept = (size_t)d.cu[half] * c.num_heads * c.head_dim * element_bytes(c.dtype);
 
@@ -76,7 +76,7 @@ static void check_bwd(const attn_case &c, const reference &ref, bool has_sm90a)
     std::vector<char> bits[3];
     double bound = 2 * rounding(c.dtype);
 
-    /* out and lse from the forward kernel of the same path */
+    /* out and lse of the forward kernel of the same path */
     CHECK(rk_cuda_attn_fwd(0, &d.fwd));
     CHECK(rk_cuda_attn_bwd(0, &d.bwd));
     CHECK(cudaDeviceSynchronize());
@@ -90,12 +90,12 @@ static void check_bwd(const attn_case &c, const reference &ref, bool has_sm90a)
     CHECK(rk_cuda_attn_bwd(0, &d.bwd));
     for (int i = 0; i < 3; i++)
         expect_same(c, names[i], bits[i], download_bytes(grads[i]));
-    d.bwd.fwd.device.num_sms = 1; /* one part: all heads of a group summed in one place */
+    d.bwd.fwd.device.num_sms = 1; /* one part: all heads of a group are summed by one thread block */
     CHECK(rk_cuda_attn_bwd(0, &d.bwd));
     expect_error(c, "dk, one part", d.dk, ref.dk, bound);
     expect_error(c, "dv, one part", d.dv, ref.dv, bound);
     d.bwd.fwd.device.num_sms = NUM_SMS;
-    /* NaN in the last sequence stays there */
+    /* NaN in the last sequence must not affect the others */
     int last = d.num_seqs - 1;
 
     for (tensor *t : {&d.q, &d.k, &d.v, &d.dout, &d.out})
@@ -123,7 +123,7 @@ struct paged_data {
     rk_cuda_attn_paged_args args;
 };
 
-/* Blocks in reverse order; what the cache does not hold is NaN. */
+/* Blocks in reverse order; unused cache memory is NaN. */
 static void fill_cache(const attn_data &d, paged_data &p)
 {
     size_t row = (size_t)d.c.head_dim * element_bytes(d.c.dtype);
@@ -160,7 +160,7 @@ static void fill_cache(const attn_data &d, paged_data &p)
     }
 }
 
-/* Queries end - num_new .. end - 1 of each sequence, whose cache is seen up to `end`. */
+/* Queries end - num_new .. end - 1 of each sequence, with the cache up to `end`. */
 static void make_paged_call(const attn_data &d, paged_data &p, const std::vector<int> &num_new,
                             const std::vector<int> &ends)
 {
@@ -173,7 +173,7 @@ static void make_paged_call(const attn_data &d, paged_data &p, const std::vector
         p.cu_q.push_back(p.cu_q.back() + num_new[s]);
         for (int i = ends[s] - num_new[s]; i < ends[s]; i++)
             p.rows.push_back(d.cu[s] + i);
-        /* blocks that no query sees may be gone */
+        /* blocks that no query attends to may have been freed */
         int first = d.c.window > 0 ? std::max(0, ends[s] - num_new[s] - d.c.window + 1) / BLOCK_SIZE : 0;
 
         for (int b = 0; b < first; b++)
@@ -234,7 +234,7 @@ static void check_paged_call(const attn_data &d, paged_data &p, const std::vecto
             CHECK(rk_attn_paged_wgmma(0, &p.args));
             expect_same(d.c, label, want, download_bytes(p.out));
             poison(p.out);
-            snprintf(label, sizeof(label), "%s, copy-engine decode kernel", what);
+            snprintf(label, sizeof(label), "%s, TMA decode kernel", what);
             CHECK(rk_attn_decode_tma(0, &p.args));
             expect_same(d.c, label, want, download_bytes(p.out));
         }

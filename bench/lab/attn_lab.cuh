@@ -82,7 +82,7 @@ static inline std::vector<float> decode(const void *src, rk_dtype_t dtype, size_
     return dst;
 }
 
-/* Rows of `width` elements, `stride` apart on the device; NaN (0xff bytes) until written. */
+/* Rows of `width` elements, `stride` apart on the device; initialized to NaN (0xff bytes). */
 struct tensor {
     rk_dtype_t dtype;
     size_t rows, width, stride;
@@ -191,7 +191,7 @@ static inline void fill_args(attn_data &d, bool has_sm90a)
     CHECK(cudaMalloc(&d.bwd.workspace, rk_cuda_attn_bwd_workspace_bytes(&d.bwd)));
 }
 
-/* For timing: standard normal values made on the device. */
+/* For timing: standard normal values generated on the device. */
 static __global__ void fill_kernel(__nv_bfloat16 *dst, size_t count, uint64_t seed)
 {
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
@@ -271,7 +271,7 @@ static inline double dot(const float *a, const float *b, int n)
     return sum[0] + sum[1] + sum[2] + sum[3];
 }
 
-/* One query: out, lse and its share of the gradients. */
+/* One query: out, lse and its contribution to the gradients. */
 static inline void reference_row(const attn_data &d, reference &ref, int seq, int head, int i)
 {
     int begin = d.cu[seq], hd = d.c.head_dim, kv = head / d.group, window = d.c.window;
@@ -323,8 +323,8 @@ static inline reference make_reference(const attn_data &d)
     return ref;
 }
 
-/* Largest ||got - want|| / ||want|| over blocks of `block` elements; where what is wanted is (nearly)
- * nothing, against a hundredth of unit variance. NaN counts as infinite. */
+/* Maximum of ||got - want|| / ||want|| over blocks of `block` elements; if `want` is (nearly) zero, relative
+ * to a hundredth of unit variance. NaN counts as infinite. */
 static inline double worst_error(const std::vector<float> &got, const std::vector<double> &want, size_t block)
 {
     double worst = 0.0;

@@ -1,13 +1,13 @@
-/* Times the attention kernels of kernels/cuda by themselves: medians from captured graphs.
+/* Times the attention kernels of kernels/cuda without the engine: medians from captured graphs.
  *
  *   nvcc -std=c++17 -O3 -I. -gencode=arch=compute_90a,code=sm_90a bench/lab/attn_time.cu
  * kernels/cuda/attention/attn*.cu attn_time [packed|paged|all]
  *
- * Forward FLOPs are 4 * head_dim * num_heads * (seen pairs), backward 2.5 times as many (as PyTorch's figures
- * and the published ones are counted, although the backward pass here computes the scores twice). */
+ * Forward FLOPs are 4 * head_dim * num_heads * (unmasked pairs), backward 2.5 times as many (the convention
+ * of PyTorch and of published figures, although the backward pass here computes the scores twice). */
 #include "bench/lab/attn_lab.cuh"
 
-/* Of one run, from graphs of num_runs: 1 is what a chip that rests between runs does, many what it sustains
+/* Median per run, from graphs of num_runs: 1 measures a GPU that is idle between runs, many runs measure it
  * at its power limit. */
 template <typename F> static double median_ms(int num_runs, F run)
 {
@@ -40,7 +40,7 @@ template <typename F> static double median_ms(int num_runs, F run)
     return times[times.size() / 2] / num_runs;
 }
 
-/* At sizes that the host reference cannot reach: the two paths against each other. */
+/* At sizes that are too large for the host reference: compares the two paths. */
 static void compare_paths(attn_data &d)
 {
     tensor grads[3] = {d.dq, d.dk, d.dv};
@@ -89,7 +89,7 @@ static void time_packed(const char *label, int num_seqs, int length, int num_hea
     free_data(d);
 }
 
-/* num_new queries a sequence, after `length` - num_new earlier ones. */
+/* num_new queries per sequence, after `length` - num_new earlier tokens. */
 static void time_paged(int num_seqs, int num_new, int length, int num_heads, int num_kv_heads, int max_blocks)
 {
     enum { HD = 128, COPIES = 4 };

@@ -1,11 +1,11 @@
-/* Steady decode: tokens a second of a model of random weights in the shape of Qwen2.5 1.5B or 7B, with and
- * without graphs, in fast and strict numerics.
+/* Steady-state decode: tokens per second of a model with random weights in the shape of Qwen2.5 1.5B or 7B,
+ * with and without graphs, in fast and strict numerics.
  *
  *   decode_time [1.5b|7b] [SEQUENCES] [CONTEXT] [LAYERS]      1.5b, 64 sequences from 1024 tokens on, 28
  * layers
  *
- * The rate is of the steps beyond the first NEW/2: the time of a call with NEW new tokens less that of one
- * with half as many. */
+ * The rate is that of the last NEW/2 steps: the time of a call with NEW new tokens minus that of a call with
+ * half as many. */
 #include "bench/lab/lab.h"
 
 #include <string.h>

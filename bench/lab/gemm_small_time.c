@@ -1,4 +1,4 @@
-/* Products with few rows: every choice of gemm_small_sm90.cu beside cuBLASLt, on the shapes of a decode step.
+/* GEMMs with few rows: every choice of gemm_small_sm90.cu and cuBLASLt, on the shapes of a decode step.
  * Times are of calls in a graph whose weights rotate through more memory than L2 holds; every result is
  * compared with that of gemm_chain.cu, bit by bit.
  *
@@ -24,7 +24,7 @@ static const struct {
 static struct rk_cuda_device *dev;
 static struct rk_cuda_stream *stream;
 
-/* bf16 of small normal numbers, a block of them repeated. */
+/* Fills with small normal numbers in bf16, one block repeated. */
 static void randomize(void *memory, size_t bytes)
 {
     enum { BLOCK = 1 << 20 };
@@ -36,7 +36,7 @@ static void randomize(void *memory, size_t bytes)
                         bytes - done < sizeof(block) ? bytes - done : sizeof(block), cudaMemcpyHostToDevice));
 }
 
-/* One product with several copies of the weight. */
+/* One GEMM with several copies of the weight. */
 struct problem {
     int64_t m, n, k;
     void *a, *b, *c, *expected;
@@ -93,7 +93,7 @@ static double time_choice(const struct problem *p, int choice)
     return best * 1e3 / MAX_CALLS;
 }
 
-/* Elements that differ from the chain's. */
+/* Number of elements that differ from gemm_chain.cu. */
 static int64_t num_wrong(const struct problem *p, int choice)
 {
     size_t count = (size_t)(p->m * p->n), wrong = 0;

@@ -1,4 +1,4 @@
-/* What the programs of this folder share: they end at the first error. */
+/* Common code of the programs in this folder. They exit at the first error. */
 #ifndef RK_BENCH_LAB_H
 #define RK_BENCH_LAB_H
 

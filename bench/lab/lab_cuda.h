@@ -1,4 +1,4 @@
-/* For programs that call kernels without the engine. */
+/* Common code of programs that call kernels without the engine. */
 #ifndef RK_BENCH_LAB_CUDA_H
 #define RK_BENCH_LAB_CUDA_H
 
@@ -14,7 +14,7 @@ static inline void must(cudaError_t error)
     check(rk_cuda_status(error, "cuda"));
 }
 
-/* bf16 of normal numbers, the same ones each time. */
+/* Normal numbers in bf16, the same on every call. */
 static inline void fill_bf16(uint16_t *out, int count, float scale)
 {
     struct rk_rng rng;
@@ -29,7 +29,7 @@ static inline void fill_bf16(uint16_t *out, int count, float scale)
     }
 }
 
-/* The first GPU. */
+/* Opens the first GPU. */
 static inline void open_device(struct rk_cuda_device **dev, struct rk_cuda_stream **stream)
 {
     const struct rk_device_config config = {.struct_size = sizeof(config), .name = "cuda:0"};

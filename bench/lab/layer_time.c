@@ -1,10 +1,10 @@
-/* Where the time of a decode step goes: a graph with the operators of all layers of Qwen2.5's 1.5B or 7B,
- * each with weights and a cache of its own. Printed are the whole, what it is shorter by without an operator,
- * and for every product which kernel makes the whole the shortest.
+/* Time of the operators in a decode step: a graph with the operators of all layers of Qwen2.5 1.5B or 7B,
+ * each layer with its own weights and cache. Prints the total, the time saved by leaving out each operator,
+ * and for every GEMM the kernel with the shortest total.
  *
  *   layer_time [1.5b|7b [SEQUENCES [CONTEXT [LAYERS]]]]      1.5b, 64 sequences of 1088 tokens, 28 layers
  *
- * What an operator adds is less than its time alone, since it overlaps with those around it. */
+ * The time that an operator adds is less than its time alone, because it overlaps with adjacent operators. */
 #include "bench/lab/lab_cuda.h"
 
 #include <string.h>
@@ -48,7 +48,7 @@ static void *take(size_t bytes)
     return memory;
 }
 
-/* bf16 of small normal numbers, a block of them repeated. */
+/* Small normal numbers in bf16, one block repeated. */
 static void *take_random(int64_t count)
 {
     enum { BLOCK = 1 << 22 };
@@ -84,7 +84,7 @@ static rk_tensor_t numbers(const int32_t *values, int64_t count)
     return rk_tensor_1d(memory, RK_DTYPE_I32, count);
 }
 
-/* Sizes of a product's weight. */
+/* Dimensions of a GEMM's weight. */
 static void size_of(enum op op, int64_t *n, int64_t *k)
 {
     int64_t width = shape.heads * HEAD_DIM;
@@ -282,7 +282,7 @@ static void run_step(void)
             check(run_op((enum op)op, 0));
 }
 
-/* Microseconds of a step: the median. */
+/* Median microseconds of a step. */
 static double time_step(void)
 {
     float ms[NUM_RUNS], swap;
