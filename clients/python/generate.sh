@@ -1,7 +1,8 @@
 #!/bin/sh
-# generate.sh RANKCTL [FOLDER]: writes what the package has from the protocol and the method table into FOLDER/rankd (default:
-# src, for pip): the stubs rankd/v1 and rankd/methods.py. Needs protoc and grpc_python_plugin (Debian and Ubuntu:
-# protobuf-compiler, protobuf-compiler-grpc). With FOLDER the sources of the package are copied there first.
+# generate.sh RANKCTL [FOLDER]: generates the package's parts from the protocol and the method table into
+# FOLDER/rankd (default: src, for pip): the stubs rankd/v1 and rankd/methods.py. Needs protoc and grpc_python_plugin
+# (Debian and Ubuntu: protobuf-compiler, protobuf-compiler-grpc). With FOLDER the sources of the package are copied
+# there first.
 set -eu
 rankctl=$1
 here=$(cd "$(dirname "$0")" && pwd)

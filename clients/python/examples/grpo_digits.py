@@ -12,7 +12,7 @@ ALPHABET = "0123456789,:"  # ids from 2 on; 0 pads, 1 ends
 
 
 def score(got: str, want: str) -> float:
-    """1 for the right answer; close digits and the right length count too."""
+    """1 for the right answer; part for close digits and the right length."""
     points = float(len(got) == len(want))
     for a, b in zip(got, want):
         away = abs(int(a) - int(b)) if (a + b).isdigit() else 5

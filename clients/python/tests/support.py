@@ -1,4 +1,4 @@
-"""Daemons for tests: processes of this build ($RK_TEST_BIN), and a fake one that does what a test tells it."""
+"""Daemons for tests: processes of this build ($RK_TEST_BIN), and a fake one that tests control."""
 
 import os
 import pathlib
@@ -27,7 +27,7 @@ MODEL = {
 
 
 class Daemons:
-    """Processes on Unix sockets in a directory of their own."""
+    """Processes on Unix sockets in a temporary directory."""
 
     def __init__(self, count, *flags, over_tcp=False):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="rankd-py-"))
@@ -62,7 +62,7 @@ class Daemons:
 
 
 class DaemonTest(unittest.TestCase):
-    """With daemons that end with the test."""
+    """A test with daemons, which end with the test."""
 
     def daemons(self, count, *flags, **more):
         daemons = Daemons(count, *flags, **more)
@@ -95,7 +95,7 @@ class DaemonTest(unittest.TestCase):
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
-    """One method, actor.echo, which takes `columns` and returns its batch. Subclasses misbehave."""
+    """One method, actor.echo, which takes `columns` and returns its batch. Subclasses violate the protocol."""
 
     def __init__(self, columns=("x",)):
         self.headers = []
@@ -146,7 +146,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
 
 class FakeTest(DaemonTest):
-    """With a client of a fake daemon."""
+    """A test with a client of a fake daemon."""
 
     def fake(self, worker=None):
         worker = worker or FakeWorker()

@@ -1,4 +1,4 @@
-"""What a loop computes between the calls: padding, advantages, plans of a batch."""
+"""Computations of a loop between the calls: padding, advantages, plans of a batch."""
 
 import unittest
 
@@ -18,8 +18,8 @@ class Algo(unittest.TestCase):
                 rankd.pad_prompts(prompts, 2)
 
     def test_advantages_by_hand(self):
-        """Goal: groups of two and three worked by hand; a row without tokens is in no group, one left alone keeps its
-        score."""
+        """Goal: groups of two and three computed by hand; a row without tokens is in no group, a single
+        remaining row keeps its score."""
         mask = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0]])
         half = 0.5 / (np.sqrt(0.5) + 1e-6)  # scores 0 and 1: mean 1/2, deviation sqrt(1/2)
         got = rankd.grpo_advantages([0.0, 1.0, 0.25, 7.0], mask, 2)
@@ -38,7 +38,7 @@ class Algo(unittest.TestCase):
 
 class OfABatch(FakeTest):
     def test_balance_and_plan_read_the_masks(self):
-        """Goal: the shorthands give what layout() and make_plan() give for the row sums of the masks."""
+        """Goal: the client's methods equal layout() and make_plan() with the row sums of the masks."""
         _, client = self.fake()
         lengths = np.array([3, 1, 2, 4])
         batch = rankd.Batch({"attention_mask": (np.arange(4) < lengths[:, None]).astype(np.int64), "x": lengths})

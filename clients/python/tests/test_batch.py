@@ -1,4 +1,4 @@
-"""Columns of every kind on their way to a daemon and back, and what a daemon must not send."""
+"""Columns of every kind sent to a daemon and back, and invalid data from a daemon."""
 
 import unittest
 
@@ -11,7 +11,7 @@ from support import FakeTest, FakeWorker
 
 
 def column_of(dtype, shape, seed):
-    """Random bits, so that NaN, infinities and -0.0 travel too."""
+    """Random bits, so that NaN, infinities and -0.0 are covered."""
     bits = np.random.default_rng(seed).integers(0, 256, (*shape, dtype.itemsize), dtype=np.uint8)
     if dtype == np.bool_:
         bits &= 1
@@ -54,14 +54,14 @@ class RoundTrip(FakeTest):
         self.round_trip(batch)
 
     def test_strings_json_and_meta(self):
-        """Goal: text of any language, JSON and meta of every kind come back."""
+        """Goal: Unicode text, JSON and meta of every kind come back."""
         meta = {"i": -3, "f": 0.5, "b": True, "s": "", "list": [1, {"a": None}]}
         result = self.round_trip(rankd.Batch({"text": ["", "x\u00e9\U0001f600", "\n"],
                                               "json": rankd.Json([None, {"a": [1.5]}, "s"])}, meta))
         self.assertEqual(result.outputs[0].meta, meta)
 
     def test_many_chunks(self):
-        """Goal: a column of several chunks, the last one shorter, arrives whole."""
+        """Goal: a column of several chunks, the last one shorter, arrives complete."""
         self.round_trip(rankd.Batch({"x": np.arange(3 * (2 << 20) // 8 + 5)}))
 
     def test_layouts_of_memory(self):
@@ -74,7 +74,7 @@ class RoundTrip(FakeTest):
         np.testing.assert_array_equal(result["big"], x[:, 0])
 
     def test_refused_before_it_is_sent(self):
-        """Goal: columns that do not fit are named, and nothing reaches the daemon."""
+        """Goal: errors name invalid columns, and nothing reaches the daemon."""
         worker, client = self.fake()
         for batch, what in (({"x": np.zeros(2), "y": np.zeros(3)}, "y has 3 rows"),
                             ({"x": np.zeros(2, np.complex128)}, "x has dtype complex128"), (None, "needs a batch")):
@@ -104,7 +104,7 @@ class Operations(unittest.TestCase):
             batch.union({"x": np.zeros((6, 2))})
 
     def test_bfloat16(self):
-        """Goal: rounding to nearest even, as computed by hand; infinities and NaN stay."""
+        """Goal: rounding to nearest even, as computed by hand; infinities and NaN are preserved."""
         values = np.array([1.0, 1.00390625, 1.01171875, -2.5, np.inf, -np.inf, np.nan, 3.4e38], np.float32)
         back = rankd.Encoded.bfloat16(values).float32()
         np.testing.assert_array_equal(back[:6], [1.0, 1.0, 1.015625, -2.5, np.inf, -np.inf])

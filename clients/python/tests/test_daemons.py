@@ -25,12 +25,13 @@ def prompts(num_rows=4):
 
 class Leases(DaemonTest):
     def test_unreachable_daemon(self):
-        """Goal: a daemon that is not there is named, within seconds."""
+        """Goal: the error names an unreachable daemon within seconds."""
         error = self.assert_refused("UNAVAILABLE", "", rankd.connect, ["unix:/does/not/exist.sock"])
         self.assertEqual((error.rank, error.address), (0, "unix:/does/not/exist.sock"))
 
     def test_tokens(self):
-        """Goal: without a token, and with a wrong one, nothing is told; a viewer's may look and not claim."""
+        """Goal: without a token, or with a wrong one, every call is rejected; a viewer's token may read and not
+        claim."""
         folder = tempfile.mkdtemp()
         path = pathlib.Path(folder) / "tokens"
         path.write_text(f"driver:{'d' * 40}\nviewer:{'v' * 40}\n")
@@ -44,7 +45,8 @@ class Leases(DaemonTest):
         self.assertEqual(self.connect(daemons.hosts, token_file=str(path)).claim(), 1)
 
     def test_one_driver_at_a_time(self):
-        """Goal: a second driver is refused and holds nothing; after a takeover the first one's calls are refused."""
+        """Goal: a second driver is rejected and holds no lease; after a takeover the first driver's calls are
+        rejected."""
         daemons = self.daemons(2)
         first, second = self.connect(daemons.hosts, driver_id="first"), self.connect(daemons.hosts, driver_id="second")
         self.assertEqual(first.claim(), 1)
@@ -64,7 +66,7 @@ class Leases(DaemonTest):
         client.rollout.generate_sequences(prompts(), {"response_length": 2})
 
     def test_lease_is_kept_alive(self):
-        """Goal: a short lease lives on while the program does nothing, and ends when the client is gone."""
+        """Goal: a short lease is renewed while the program is idle, and ends when the client is gone."""
         daemons = self.daemons(1)
         first, second = self.connect(daemons.hosts), self.connect(daemons.hosts)
         first.claim(ttl_s=5)
@@ -74,7 +76,7 @@ class Leases(DaemonTest):
         second.claim()
 
     def test_lapsed_lease(self):
-        """Goal: a daemon that was stopped for longer than the lease: the client refuses to issue calls under it."""
+        """Goal: after a daemon was stopped for longer than the lease, the client does not issue calls."""
         daemons = self.daemons(1)
         client = self.connect(daemons.hosts)
         client.claim(ttl_s=5)
@@ -85,8 +87,8 @@ class Leases(DaemonTest):
         daemons.procs[0].send_signal(signal.SIGCONT)
 
     def test_lease_back_at_once(self):
-        """Goal: a client whose release did not reach a daemon, and a program that was started again with its key, have
-        the lease at once; another client does not."""
+        """Goal: a client whose release did not reach a daemon, and a program restarted with its key, get the
+        lease at once; another client does not."""
         daemons = self.daemons(1)
         key = b"k" * 16
         first = self.connect(daemons.hosts, driver_key=key)
@@ -99,7 +101,7 @@ class Leases(DaemonTest):
         self.assertEqual(self.connect(daemons.hosts, driver_key=key).claim(), 3)
 
     def test_hosts(self):
-        """Goal: lists of hosts that are wrong are named by place, before anything is connected."""
+        """Goal: errors in lists of hosts name the position, before any connection is opened."""
         for hosts, what in (("unix:/a,unix:/a", "'unix:/a' is listed twice"), ("host:0", "host:0"), ("", "is empty"),
                             ([], "is empty"), (None, "RANKCTL_HOSTS")):
             with self.assertRaisesRegex(ValueError, what):
@@ -116,7 +118,7 @@ class Leases(DaemonTest):
 
 class Calls(DaemonTest):
     def test_results_of_a_mesh(self):
-        """Goal: tokens, log-probs and metrics of tp=2 dp=2 are those of one daemon; rows stay in order."""
+        """Goal: tokens, log-probs and metrics of tp=2 dp=2 equal those of one daemon; the order of rows is kept."""
         results = []
         for count, mesh in ((1, {}), (4, {"tp": 2})):
             _, client = self.group(count, **mesh)
@@ -134,7 +136,7 @@ class Calls(DaemonTest):
         self.assertEqual([output.meta["groups"]["tp"] for output in results[1][2].outputs], [[0, 1], [0, 1], [2, 3], [2, 3]])
 
     def test_methods_are_those_of_rankctl(self):
-        """Goal: every method of the table has a typed function with its options in the text."""
+        """Goal: every method of the table has a typed function with its options in the docstring."""
         _, client = self.group(1)
         table = json.loads(subprocess.run([BIN / "rankctl", "methods", "--output", "json"], check=True,
                                           capture_output=True).stdout)["methods"]
@@ -146,8 +148,8 @@ class Calls(DaemonTest):
                     self.assertIn(f" {option['name']}  {option['type']}", function.__doc__)
 
     def test_refusals(self):
-        """Goal: what is wrong with a call is told with its reason, on the client or by the daemon, and the next call
-        runs."""
+        """Goal: an invalid call raises an error with its reason, from the client or the daemon, and the next
+        call runs."""
         _, client = self.group(2)
         generate = client.rollout.generate_sequences
         self.assert_refused("NOT_FOUND", "UNKNOWN_METHOD", client.call, "actor.fly")
@@ -165,7 +167,7 @@ class Calls(DaemonTest):
         self.assertEqual(generate(prompts(), {"response_length": 2}).batch.num_rows, 4)
 
     def test_want_and_progress(self):
-        """Goal: only the columns that are wanted come back, and progress is reported."""
+        """Goal: only the requested columns come back, and progress is reported."""
         _, client = self.group(1)
         seen = []
         result = client.rollout.generate_sequences(prompts(), {"response_length": 2000, "ignore_eos": True},
@@ -175,8 +177,8 @@ class Calls(DaemonTest):
         self.assertIn((0, "generate"), seen)
 
     def test_progress_that_raises(self):
-        """Goal: an error of the program's own function ends the call on the daemons and comes out of it; the group works
-        on."""
+        """Goal: an error of the program's own function ends the call on the daemons and is raised by it; the
+        group remains usable."""
         _, client = self.group(1)
 
         def complain(rank, progress):
@@ -194,8 +196,8 @@ class Calls(DaemonTest):
 
 class Futures(DaemonTest):
     def test_two_groups_in_parallel(self):
-        """Goal: queues of calls on two groups at once give the results of calls alone; the fast group's call ends
-        while the slow group's runs."""
+        """Goal: queued calls on two groups at once give the same results as separate calls; the fast group's
+        call ends while the slow group's runs."""
         groups = [self.group(1)[1], self.group(2)[1]]
         expected = [groups[0].rollout.generate_sequences(prompts(), {"response_length": 4, "seed": seed}).batch
                     for seed in range(10)]
@@ -212,7 +214,7 @@ class Futures(DaemonTest):
         self.assertFalse(slow.cancel())
 
     def test_cancel(self):
-        """Goal: a running call and one that waits behind it are cancelled within seconds; the group works on."""
+        """Goal: a running call and a queued one are cancelled within seconds; the group remains usable."""
         _, client = self.group(2)
         calls = [client.rollout.generate_sequences_async(prompts(), ENDLESS) for _ in range(2)]
         last = client.rollout.generate_sequences_async(prompts(), {"response_length": 2})
@@ -226,8 +228,8 @@ class Futures(DaemonTest):
         self.assertLess(time.monotonic() - begin, 8 * FACTOR)
 
     def test_killed_daemon(self):
-        """Goal: a daemon that is killed in a call: PEER_LOST names it within seconds, queued calls end, the client asks
-        for a new claim; the survivor is claimed and works."""
+        """Goal: a daemon that is killed in a call: PEER_LOST names it within seconds, queued calls end, the
+        client requires a new claim; the surviving daemon can be claimed and works."""
         daemons, client = self.group(2)
         calls = [client.rollout.generate_sequences_async(prompts(), ENDLESS) for _ in range(2)]
         time.sleep(1)

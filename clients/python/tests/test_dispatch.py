@@ -1,4 +1,4 @@
-"""Meshes, dispatch modes and plans against tables made by hand."""
+"""Meshes, dispatch modes and plans against tables computed by hand."""
 
 import unittest
 
@@ -32,7 +32,7 @@ class Dispatch(unittest.TestCase):
         self.assertEqual(compute.collected, [0, 4])
 
     def test_order_and_ranks(self):
-        """Goal: a mesh on some ranks, in another order, as verl's rollout has it."""
+        """Goal: a mesh on some ranks, in another order, as in verl's rollout."""
         grid = self.grid(pp=2, tp=2, order="pp-tp-dp", ranks=(7, 5, 3, 1))
         self.assertEqual(grid.coords[5], {"tp": 0, "cp": 0, "dp": 0, "pp": 1})
         self.assertEqual(grid.coords[3], {"tp": 1, "cp": 0, "dp": 0, "pp": 0})
@@ -55,7 +55,7 @@ class Dispatch(unittest.TestCase):
                 self.grid(**mesh)
 
     def test_split_pads(self):
-        """Goal: the DP modes pad with the last row and say how many."""
+        """Goal: the DP modes pad with the last row and return the number of added rows."""
         mode = dispatch.create("DP_COMPUTE_PROTO", "actor", {"actor": self.grid(world_size=4)})
         parts, padded = mode.split(rankd.Batch({"x": np.arange(6)}))
         self.assertEqual(padded, 2)
@@ -82,7 +82,7 @@ class Plans(unittest.TestCase):
                                 mini_batch_rows=arguments[2] if len(arguments) > 2 else 0)
 
     def test_layout(self):
-        """Goal: an order of all rows in which mini-batches stay what they are and replicas get equal work."""
+        """Goal: a permutation that keeps the rows of each mini-batch and gives replicas equal work."""
         lengths = np.random.default_rng(1).integers(1, 100, 64)
         order = rankd.layout(lengths, 4, 16)
         self.assertEqual(sorted(order), list(range(64)))
@@ -95,7 +95,7 @@ class Plans(unittest.TestCase):
 
 class Metrics(unittest.TestCase):
     def test_merged(self):
-        """Goal: extremes over all ranks, the rest over those that collect; what is not finite is None."""
+        """Goal: max and min over all ranks, others over those that collect; non-finite values are None."""
         def result(*values):
             return worker_pb2.ExecuteResult(metric=[common_pb2.Metric(name=name, value=value, reduce=name)
                                                     for name, value in values])

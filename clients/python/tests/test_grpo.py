@@ -1,4 +1,4 @@
-"""The GRPO example: its first step is that of rankctl, and it learns."""
+"""The GRPO example: its first step equals that of rankctl, and it learns."""
 
 import json
 import pathlib
@@ -18,8 +18,9 @@ STEPS = 10
 
 class Grpo(DaemonTest):
     def test_first_step_and_learning(self):
-        """Goal: the example's first step on tp=2 dp=2 has the metrics of `rankctl run` with the same keys, and its reward
-        doubles within ten steps. Method: rankctl takes the prompts in the order of the file, as the example does."""
+        """Goal: the example's first step on tp=2 dp=2 has the metrics of `rankctl run` with the same keys, and
+        its reward doubles within ten steps. Method: rankctl takes the prompts in the order of the file, as the
+        example does."""
         daemons = self.daemons(4)
         out = daemons.dir / "run"
         run = subprocess.run([BIN / "rankctl", "run", DIGITS / "grpo.json", "--local", "4", "--run-dir", out,
@@ -38,7 +39,7 @@ class Grpo(DaemonTest):
         self.assertGreater(history[-1]["reward"], 2 * history[0]["reward"])
 
     def test_length(self):
-        """Goal: the loop fits on a page: 60 lines of at most 79 columns."""
+        """Goal: the example fits on a page: 60 lines of at most 79 columns."""
         text = pathlib.Path(grpo_digits.__file__).read_text(encoding="utf-8")
         self.assertLessEqual(len(text.splitlines()), 60)
         self.assertLessEqual(max(map(len, text.splitlines())), 79)

@@ -16,7 +16,7 @@ CASES = json.loads((TABLES / "cases.json").read_text())
 
 
 def slurm(row):
-    """The environment of a job of a table, and of nothing else."""
+    """Sets only the environment of a job in a table."""
     names = {"nodes": "SLURM_JOB_NODELIST", "tasks": "SLURM_TASKS_PER_NODE", "ntasks": "SLURM_NTASKS_PER_NODE",
              "step": "SLURM_STEP_ID"}
     others = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
@@ -66,14 +66,14 @@ class Hosts(unittest.TestCase):
             self.assertEqual(_hosts.parse_hosts("slurm:7000"), ["a1:7000", "a2:7000"])
 
     def test_addresses_of_a_name_are_sorted_and_told_once(self):
-        """Goal: every program that asks gets the same ranks, in whatever order the server answers."""
+        """Goal: every program gets the same ranks, independent of the order in the DNS response."""
         found = [(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
                  for text in ("10.0.0.10", "fd00::2", "10.0.0.9", "192.168.0.1", "fd00::1", "10.0.0.9", "fd00::2")]
         self.assertEqual(_hosts.sorted_addresses(found, 7000),
                          ["10.0.0.9:7000", "10.0.0.10:7000", "192.168.0.1:7000", "[fd00::1]:7000", "[fd00::2]:7000"])
 
     def test_files(self):
-        """Goal: a line of a file has terms and comments, and a bad one is named by its number."""
+        """Goal: a line of a file has terms and comments, and errors name the line number."""
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "hosts"
             path.write_text("# the first rack\nnode1\n  node[2-3]:7001  # spare\n\nunix:/a,unix:/b ,\n")

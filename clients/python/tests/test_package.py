@@ -22,7 +22,7 @@ class Package(unittest.TestCase):
         self.assertIn(f'version = "{os.environ["RK_TEST_VERSION"]}"', (SOURCE / "pyproject.toml").read_text())
 
     def test_exports(self):
-        """Goal: every name of __all__ is there, and typed code finds the types."""
+        """Goal: every name of __all__ exists, and type checkers find the types."""
         for name in rankd.__all__:
             self.assertTrue(hasattr(rankd, name), name)
         self.assertTrue((PACKAGE / "py.typed").exists())
@@ -31,7 +31,7 @@ class Package(unittest.TestCase):
     @unittest.skipUnless(importlib.util.find_spec("setuptools") and importlib.util.find_spec("wheel"),
                          "setuptools and wheel are not installed")
     def test_wheel(self):
-        """Goal: what pip makes of the folder holds the whole package, and can be imported."""
+        """Goal: the wheel that pip builds has the whole package, and can be imported."""
         with tempfile.TemporaryDirectory() as folder:
             copy = pathlib.Path(folder) / "source"
             shutil.copytree(SOURCE, copy)
@@ -50,7 +50,8 @@ class Package(unittest.TestCase):
 
     @unittest.skipUnless(importlib.util.find_spec("mypy"), "mypy is not installed")
     def test_types(self):
-        """Goal: the package and the example are completely typed, in mypy's strict mode; a wrong type is found."""
+        """Goal: the package and the example are completely typed, in mypy's strict mode; a wrong type is
+        detected."""
         def check(*paths):
             return subprocess.run([sys.executable, "-m", "mypy", "--config-file", SOURCE / "pyproject.toml",
                                    "--cache-dir", os.devnull, *paths], cwd=PACKAGE.parent, capture_output=True, text=True,

@@ -34,8 +34,9 @@ class MutualTls(DaemonTest):
         return rankd.Tls(**{"ca": f"{certs}/ca.crt", "cert": f"{certs}/rankctl.crt", "key": f"{certs}/rankctl.key", **more})
 
     def test_who_is_let_in(self):
-        """Goal: a client with a certificate of the daemon's authority gets in; one without TLS, without a certificate,
-        with another authority's, or that does not know the daemon's authority or name, does not."""
+        """Goal: a client with a certificate of the daemon's authority can connect; one without TLS, without a
+        certificate, with that of another authority, or that does not trust the daemon's authority or name,
+        cannot."""
         hosts = self.secure_daemons(1).hosts
         self.assertEqual(self.connect(hosts, tls=self.tls(self.certs)).claim(), 1)
         for tls in (None, rankd.Tls(ca=f"{self.certs}/ca.crt"), self.tls(self.others),
@@ -44,7 +45,7 @@ class MutualTls(DaemonTest):
             self.assert_refused("UNAVAILABLE", "", rankd.connect, hosts, tls=tls)
 
     def test_files(self):
-        """Goal: a missing file and half a pair are named."""
+        """Goal: errors name a missing file and an incomplete pair."""
         with self.assertRaisesRegex(FileNotFoundError, "none.crt"):
             rankd.connect("h:1", tls=self.tls(self.certs, ca=f"{self.certs}/none.crt"))
         with self.assertRaisesRegex(ValueError, "cert and key"):

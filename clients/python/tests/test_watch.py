@@ -28,7 +28,8 @@ class Watch(DaemonTest):
         return thread, events
 
     def test_calls_and_leases(self):
-        """Goal: a watcher without a lease sees what another client does on every daemon, with fields, in order."""
+        """Goal: a watcher without a lease gets the events of another client's calls on every daemon, with
+        fields, in order."""
         daemons = self.daemons(2)
         client, watcher = self.connect(daemons.hosts), self.connect(daemons.hosts)
         ended = []
@@ -55,7 +56,7 @@ class Watch(DaemonTest):
             self.assertIn("READY", [event.fields.get("to") for event in mine if event.kind == "state"])
 
     def test_past_and_lost(self):
-        """Goal: the past of the daemons comes and the loop ends; a daemon that is killed is told, the others go on."""
+        """Goal: past events arrive and the loop ends; a killed daemon is reported, the others continue."""
         daemons, client = self.group(2)
         past = list(client.watch(["method_end"], from_event=1, past_only=True))
         self.assertEqual([event.fields["method"] for event in past if event.rank == 0 and event.kind == "method_end"],
@@ -68,7 +69,7 @@ class Watch(DaemonTest):
         self.assertIn(daemons.hosts[1], events[-1].message)
 
     def test_refused(self):
-        """Goal: a kind that is none is told as the end of the streams."""
+        """Goal: an unknown kind ends the streams with an error."""
         events = list(self.connect(self.daemons(1).hosts).watch(["weather"]))
         self.assertEqual([event.kind for event in events], ["lost"])
         self.assertIn("INVALID_ARGUMENT", events[0].message)

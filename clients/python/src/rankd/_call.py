@@ -18,14 +18,14 @@ from rankd.dispatch import Dispatch
 from rankd.errors import RankdError
 from rankd.v1 import common_pb2, worker_pb2 as pb
 
-_FAILURE_GRACE_S = 0.5  # for the other ranks to say what they know, before they are aborted
-_CANCEL_GRACE_S = 5.0  # for ranks to reach a place where they can stop
-_GIVE_UP_S = 9.0  # after an abort
+_FAILURE_GRACE_S = 0.5  # time for the other ranks to report errors, before they are aborted
+_CANCEL_GRACE_S = 5.0  # time for ranks to reach a point where they can stop
+_GIVE_UP_S = 9.0  # time limit after an abort
 _WITHDRAW_S = 3.0
 _ACCEPT_TIMEOUT_S = 60.0
-_RPC_MARGIN_S = 30.0  # the daemon's watchdog ends a call in time; the RPC's deadline is later
+_RPC_MARGIN_S = 30.0  # the daemon's watchdog ends calls; the RPC's deadline is later
 _HEADER_BYTES = 1 << 20
-_QUEUED_CALLS = 8  # that a daemon takes
+_QUEUED_CALLS = 8  # queue limit of a daemon
 
 Progress = Callable[[int, "common_pb2.Progress"], None]
 
@@ -41,9 +41,9 @@ Metrics = Dict[str, Optional[float]]
 
 @dataclass
 class Result:
-    """Of a call. `batch` has the rows of the ranks that collect, in the order of the input; it is empty where the
-    method returns no columns; `outputs` what each of these ranks returned, with its meta; `metrics` the metrics of all
-    ranks merged (docs/rpc.md, "Metrics"), None where one is not finite."""
+    """Result of a call. `batch` has the rows of the ranks that collect, in the order of the input; it is empty
+    where the method returns no columns; `outputs` what each of these ranks returned, with its meta; `metrics`
+    the metrics of all ranks merged (docs/rpc.md, "Metrics"), None where one is not finite."""
 
     batch: Batch = field(default_factory=Batch)
     outputs: List[Batch] = field(default_factory=list)
@@ -51,15 +51,15 @@ class Result:
 
 
 class CallFuture(_Future):
-    """A call that goes on by itself. concurrent.futures.wait() and as_completed() take futures of several groups."""
+    """A call in progress. concurrent.futures.wait() and as_completed() take futures of several groups."""
 
     def __init__(self, call: "Call") -> None:
         super().__init__()
         self._call = call
 
     def cancel(self, reason: str = "by the driver") -> bool:
-        """Asks the daemons to stop the call. It ends with RankdError CANCELLED, unless it was about to end; the group
-        stays usable. False when it has ended already."""
+        """Asks the daemons to stop the call. It ends with RankdError CANCELLED unless it completes first; the group
+        stays usable. False if it has already ended."""
         if self.done():
             return False
         self._call.cancel(reason)
@@ -87,7 +87,7 @@ def merge_metrics(results: Mapping[int, "pb.ExecuteResult"], collected: List[int
 
 
 class _Stream:
-    """The call as one daemon sees it. A thread reads the answers and posts what happens as (rank, what, content)."""
+    """The call on one daemon. A thread reads the responses and posts events as (rank, what, content)."""
 
     def __init__(self, worker: Worker, header: "pb.ExecuteHeader", chunks: List["pb.ExecuteRequest"],
                  timeout_s: Optional[float], events: "queue.Queue[Tuple[_Stream, str, Any]]") -> None:
@@ -149,7 +149,7 @@ class _Stream:
 
 
 class Turns:
-    """Calls on the same ranks reach the daemons in the order of their starts."""
+    """Sends calls on the same ranks to the daemons in the order of their starts."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -194,7 +194,7 @@ class Turns:
 
 
 class Call:
-    """Created and checked on the caller's thread, run on its own."""
+    """A call, created and checked on the caller's thread, run on its own thread."""
 
     def __init__(self, workers: List[Worker], turns: Turns, dispatch: Dispatch, header: "pb.ExecuteHeader",
                  batch: Optional[Batch], has_output: bool, timeout_s: float, on_progress: Optional[Progress],
@@ -207,7 +207,7 @@ class Call:
         self._timeout_s = timeout_s + _RPC_MARGIN_S if timeout_s else None
         self._on_progress = on_progress
         self._check_lease = check_lease
-        self._on_lost = on_lost  # called before the call ends, so that no next one is started
+        self._on_lost = on_lost  # called before the call ends, so that no further call is started
         self._events: "queue.Queue[Tuple[_Stream, str, Any]]" = queue.Queue()
         self._streams: Dict[int, _Stream] = {}
         self._is_committed = False
@@ -279,7 +279,7 @@ class Call:
         return stream, what, content
 
     def _tell_progress(self, rank: int, progress: "common_pb2.Progress") -> None:
-        """An error of the program's function ends the call, and is what the call raises."""
+        """An exception of the program's function ends the call, which raises it."""
         if self._on_progress is None or self._callback_error is not None:
             return
         try:
@@ -300,7 +300,8 @@ class Call:
             elif event and event[1] == "accepted":
                 hashes[event[0].worker.rank] = event[2]
             elif event and event[1] == "error":
-                # The header may overtake the commit of the call before it, which the daemon refuses.
+                # The header may arrive before the commit of the previous call; the daemon then
+                # rejects it.
                 if had_to_wait and getattr(event[2], "reason", "") == "SEQ_GAP" and num_reopened < 200:
                     num_reopened += 1
                     time.sleep(0.005)
@@ -325,7 +326,7 @@ class Call:
         return [stream for stream in self._streams.values() if not stream.is_done]
 
     def _withdraw(self, first: BaseException) -> BaseException:
-        """Takes the call back on all ranks, which leaves its numbers free."""
+        """Withdraws the call on all ranks; its sequence numbers can be reused."""
         errors = [first]
         for stream in self._running():
             stream.cancel("another rank did not accept the call")
@@ -369,7 +370,7 @@ class Call:
             raise self._error(errors)
 
     def _abort(self, reason: str) -> None:
-        """Ends the call on the ranks that are left, with their communicators: they keep their models, and can be
+        """Aborts the call and the communicators on the remaining ranks: they keep their models and can be
         configured again."""
         for stream in self._running():
             request = pb.CancelRequest(fence=stream.worker.fence, request_id=self._header.request_id, abort_comm=True,
@@ -407,7 +408,7 @@ class Call:
 
 
 def _encode(part: Batch, chunk_bytes: int) -> Tuple["common_pb2.DataProtoSpec", List["pb.ExecuteRequest"]]:
-    """A chunk of the batch as messages, made once for all ranks that get it."""
+    """A chunk of the batch as messages, encoded once for all its ranks."""
     spec, tensors = encode(part)
     messages = []
     for i, data in enumerate(tensors):
@@ -418,7 +419,7 @@ def _encode(part: Batch, chunk_bytes: int) -> Tuple["common_pb2.DataProtoSpec", 
 
 
 def start(call: Call) -> CallFuture:
-    """Runs the call on a thread of its own."""
+    """Runs the call on a new thread."""
     future = CallFuture(call)
     future.set_running_or_notify_cancel()
 

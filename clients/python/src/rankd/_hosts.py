@@ -1,4 +1,4 @@
-"""Lists of daemon addresses, as rankctl --hosts has them (docs/deploy.md)."""
+"""Lists of daemon addresses, in the syntax of rankctl --hosts (docs/deploy.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EXPECTED = ("expected HOST[:PORT], [IPV6][:PORT], unix:PATH, unix-abstract:NAME
 
 
 def is_socket(address: str) -> bool:
-    """Of a Unix socket; TLS is for the others."""
+    """Whether it is a Unix socket; other addresses use TLS."""
     return address.startswith(("unix:", "unix-abstract:"))
 
 
@@ -55,7 +55,7 @@ def split_terms(text: str) -> Iterator[str]:
 
 
 class _Pattern:
-    """rack[1-2]n[01-04,7]: texts and, between them, the numbers of each bracket as they are written."""
+    """rack[1-2]n[01-04,7]: texts and, between them, the numbers of each bracket as written."""
 
     def __init__(self, text: str, limit: int) -> None:
         self.text = text
@@ -115,7 +115,8 @@ class _Pattern:
                 return numbers
 
     def names(self) -> Iterator[str]:
-        """The last bracket changes fastest, then the first, the second and so on, as `scontrol show hostnames` does."""
+        """The last bracket changes fastest, then the first, the second and so on, as `scontrol show hostnames`
+        does."""
         total = 1
         for numbers in self.numbers:
             total *= len(numbers)
@@ -132,7 +133,7 @@ class _Pattern:
 
 
 def expand(term: str, limit: int = HOSTS_MAX) -> Iterator[str]:
-    """The names that a term with ranges stands for."""
+    """The names that a term with ranges expands to."""
     return _Pattern(term, limit).names()
 
 
@@ -242,7 +243,7 @@ def _append_file(addresses: List[str], path: str) -> None:
 
 
 def _dns(text: str) -> List[str]:
-    """Every address that the name has now, IPv4 before IPv6, each by number."""
+    """Every address that the name resolves to, IPv4 before IPv6, as numbers."""
     address = f"dns:{text}"
     name, colon, rest = text.partition(":")
     if not name or "[" in name:
@@ -289,8 +290,8 @@ def _slurm_nodes(ports: str) -> List[str]:
 
 
 def _slurm_counts(num_nodes: int, per_node: Optional[str]) -> List[int]:
-    """Daemons of each node. SLURM_TASKS_PER_NODE knows nodes that differ, but in a step it is the step's, such as 1 for
-    a program that srun has started."""
+    """Daemons of each node. SLURM_TASKS_PER_NODE describes nodes that differ, but in a step it is the step's,
+    for example 1 for a program started by srun."""
     each, tasks = os.environ.get("SLURM_NTASKS_PER_NODE"), os.environ.get("SLURM_TASKS_PER_NODE")
     if per_node is not None:
         return [_slurm_count("slurm:PORT:", per_node)] * num_nodes

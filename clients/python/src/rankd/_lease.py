@@ -1,4 +1,4 @@
-"""The lease on a group: taken on all daemons or on none, renewed by a thread a daemon."""
+"""The lease on a group: acquired on all daemons or on none, renewed by one thread per daemon."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rankd._worker import CONTROL_TIMEOUT_S, Worker, call_all
 from rankd.errors import RankdError
 from rankd.v1 import worker_pb2 as pb
 
-_ATTEMPTS = 4  # lost races against drivers that started at the same moment
+_ATTEMPTS = 4  # retries after losing a race against another driver
 _RENEWALS_PER_TTL = 3
 
 
 class Lease:
-    """Of claimed daemons. Ends with release()."""
+    """The lease of claimed daemons. Ends with release()."""
 
     def __init__(self, workers: List[Worker], driver_id: str, driver_key: bytes, ttl_s: float, takeover: bool) -> None:
         self._workers = workers
@@ -45,7 +45,7 @@ class Lease:
                 self._acquire_once()
                 return
             except RankdError as error:
-                # Worker 0 is the lock. A stale epoch means that another driver was quicker.
+                # Worker 0 is the lock. A stale epoch means that another driver was faster.
                 if error.reason != "STALE_EPOCH" or attempt == _ATTEMPTS - 1:
                     raise
                 time.sleep(0.5 + random.random() * 1.5)
@@ -100,12 +100,12 @@ class Lease:
                 for _ in stream:
                     worker.renewed_s = time.monotonic()
             except grpc.RpcError:
-                pass  # check() tells, when it lasts
+                pass  # check() raises if it persists
             ended.set()
             self._ended.wait(1.0)
 
     def check(self) -> None:
-        """Raises LEASE_EXPIRED when a renewal is overdue, so that nothing is issued under a dead lease."""
+        """Raises LEASE_EXPIRED when a renewal is overdue, so that no call is issued under an expired lease."""
         for worker in self._workers:
             age_s = time.monotonic() - worker.renewed_s
             if age_s > 0.8 * self.ttl_s:

@@ -13,19 +13,19 @@ from rankd._worker import Worker
 from rankd.batch import from_scalar
 from rankd.v1 import worker_pb2 as pb
 
-_WAITING = 1024  # events that the program has not taken; then the daemons keep them, and tell of gaps
+_WAITING = 1024  # unread events; beyond it the daemons keep them, and report gaps
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happened on a daemon (docs/observe.md): kinds state, lease, method_start, method_end, progress, metrics, log
-    and gap. The first one of every daemon has the kind "state" and its status. Kind "lost": the stream of that daemon
-    has ended, `message` says why."""
+    """An event of a daemon (docs/observe.md): kinds state, lease, method_start, method_end, progress, metrics, log
+    and gap. The first one of every daemon has the kind "state" and its status. Kind "lost": the stream of that
+    daemon has ended, `message` has the reason."""
 
     rank: int
     kind: str
     message: str
-    id: int = 0  # +1 an event in every incarnation; 0 for gap, lost and the first one
+    id: int = 0  # counts events per incarnation; 0 for gap, lost and the first one
     unix_ns: int = 0
     fields: Dict[str, Any] = field(default_factory=dict)
     status: Optional["pb.WorkerStatus"] = None
@@ -65,7 +65,7 @@ class _Reader:
 
 
 def watch(workers: List[Worker], request: "pb.WatchRequest") -> Iterator[Event]:
-    """The events of several daemons in the order in which they come. Ends when all streams have ended; closing the
+    """The events of several daemons in the order of arrival. Ends when all streams have ended; closing the
     generator ends them."""
     events: "queue.Queue[Optional[Event]]" = queue.Queue(_WAITING)
     readers = [_Reader(worker, request, events) for worker in workers]

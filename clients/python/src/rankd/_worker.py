@@ -20,11 +20,11 @@ _MESSAGE_BYTES = (4 << 20) + (64 << 10)
 _OPTIONS: Sequence[Tuple[str, Any]] = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # a connection a channel: control calls do not wait behind chunks
+    ("grpc.use_local_subchannel_pool", 1),  # one connection per channel: control calls do not wait behind chunks
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.keepalive_time_ms", 5000),  # a stopped process or a lost host shows after 8 s
+    ("grpc.keepalive_time_ms", 5000),  # detects a stopped process or a lost host after 8 s
     ("grpc.keepalive_timeout_ms", 3000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
@@ -35,9 +35,9 @@ _OPTIONS: Sequence[Tuple[str, Any]] = (
 
 @dataclass(frozen=True)
 class Tls:
-    """Paths of PEM files. `ca` has the authorities that daemons are checked against; `cert` and `key` are the
-    client's own, for mutual TLS. `server_name` replaces the host of the address in the check of names. Unix sockets
-    stay as they are."""
+    """Paths of PEM files. `ca` has the authorities that daemons' certificates are verified with; `cert` and
+    `key` are the client's own, for mutual TLS. `server_name` replaces the host of the address when names are
+    verified. Unix sockets do not use TLS."""
 
     ca: str
     cert: Optional[str] = None
@@ -53,7 +53,7 @@ class Tls:
 
     @classmethod
     def environment(cls) -> Optional["Tls"]:
-        """RANKCTL_TLS_CA, RANKCTL_TLS_CERT and RANKCTL_TLS_KEY, which rankctl takes as well; None without the first."""
+        """RANKCTL_TLS_CA, RANKCTL_TLS_CERT and RANKCTL_TLS_KEY, as in rankctl; None without the first."""
         ca, cert, key = (os.environ.get(f"RANKCTL_TLS_{name}") for name in ("CA", "CERT", "KEY"))
         return cls(ca, cert, key) if ca else None
 
@@ -71,7 +71,7 @@ def _read(path: Optional[str]) -> Optional[bytes]:
 
 
 class Worker:
-    """A daemon of the group; rank is its place in the list of hosts."""
+    """A daemon of the group; rank is its index in the list of hosts."""
 
     def __init__(self, rank: int, address: str, token: Optional[str], tls: Optional[Tls]) -> None:
         self.rank = rank
@@ -79,7 +79,7 @@ class Worker:
         self.metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self.fence = common_pb2.Fence()
         self.incarnation = 0
-        self.next_seq = 1  # of the next call that is committed here; the call whose turn it is owns it
+        self.next_seq = 1  # of the next call to be committed; owned by the call whose turn it is
         self.renewed_s = 0.0  # when the last renewal was acknowledged; monotonic clock
         options = list(_OPTIONS)
         if is_socket(address):
@@ -101,7 +101,7 @@ class Worker:
 
 def root_of(errors: Sequence[RankdError]) -> RankdError:
     """The probable root cause among errors in the order of their arrival: a lost daemon first, then a failure on
-    the rank itself, then ranks that only waited, last calls that were cancelled."""
+    the rank itself, then ranks that only waited, then cancelled calls."""
 
     def blame(error: RankdError) -> int:
         if error.is_lost:
@@ -117,8 +117,8 @@ def root_of(errors: Sequence[RankdError]) -> RankdError:
 
 def call_all(workers: Sequence[Worker], method: str, requests: Callable[[Worker], Any], timeout_s: float,
              all_or_none: bool = False) -> List[Any]:
-    """One unary RPC on several daemons at once. Raises the error where the trouble began; with all_or_none, one that
-    fails ends the others a second later."""
+    """One unary RPC on several daemons at once. Raises the root cause; with all_or_none, a failure ends the
+    others a second later."""
     calls = {worker.rank: getattr(worker.control, method).future(requests(worker), timeout=timeout_s,
                                                                  metadata=worker.metadata)
              for worker in workers}

@@ -1,4 +1,4 @@
-"""What a training loop computes between the calls, as rankctl does it (docs/algorithms.md)."""
+"""Computations of a training loop between the calls, as in rankctl (docs/algorithms.md)."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def pad_prompts(prompts: Iterable[Sequence[int]], length: int, pad_token_id: int
 
 def grpo_advantages(scores: _Floats, response_mask: "np.ndarray[Any, np.dtype[Any]]", group_size: int, *,
                     norm_by_std: bool = True) -> "np.ndarray[Any, np.dtype[np.float32]]":
-    """The score of a response against the others of its prompt, on every token of the response: f32 [B, R].
+    """The score of a response relative to the others of its prompt, on every token of the response: f32 [B, R].
 
     scores         [B]; each group_size consecutive rows are responses to one prompt
     response_mask  [B, R], 1 on the tokens of the response
     norm_by_std    divide by the group's standard deviation (n - 1) + 1e-6; False is Dr.GRPO
 
-    A row without a token of response takes no part. A group of one has mean 0 and deviation 1. Source: Shao et al.,
+    A row without response tokens is ignored. A group of one has mean 0 and deviation 1. Source: Shao et al.,
     arXiv:2402.03300.
     """
     values = np.asarray(scores, dtype=np.float64)

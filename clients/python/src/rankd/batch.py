@@ -10,13 +10,13 @@ import numpy as np
 from rankd.errors import RankdError
 from rankd.v1 import common_pb2 as pb
 
-#: Dtypes that numpy has. The others travel as Encoded.
+#: Dtypes that numpy supports. Others are Encoded.
 NUMPY_DTYPES: Dict[str, "np.dtype[Any]"] = {
     "BOOL": np.dtype(np.bool_), "U8": np.dtype(np.uint8), "I8": np.dtype(np.int8), "I16": np.dtype("<i2"),
     "I32": np.dtype("<i4"), "I64": np.dtype("<i8"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4"),
     "F64": np.dtype("<f8"),
 }
-#: Dtypes that numpy lacks, with the unsigned integers that hold their bits.
+#: Dtypes that numpy does not support, with the unsigned integers for their bits.
 ENCODED_DTYPES: Dict[str, "np.dtype[Any]"] = {
     "BF16": np.dtype("<u2"), "F8E4M3": np.dtype(np.uint8), "F8E5M2": np.dtype(np.uint8),
 }
@@ -43,7 +43,7 @@ class Encoded:
         return cls("BF16", np.where(nan, np.uint16(0x7FC0), rounded).astype("<u2"))
 
     def float32(self) -> "np.ndarray[Any, Any]":
-        """The values, exactly. Of BF16 only."""
+        """The exact values. Only for BF16."""
         if self.dtype != "BF16":
             raise ValueError(f"float32() is for BF16, this is {self.dtype}")
         return (self.bits.astype("<u4") << 16).view("<f4")
@@ -67,7 +67,7 @@ class Packed:
 
 
 class Json(List[Any]):
-    """A column of values that travel as JSON text, one a row. A plain list is a column of strings."""
+    """A column of values that are sent as JSON text, one per row. A plain list is a column of strings."""
 
 
 Column = Union["np.ndarray[Any, Any]", Encoded, Packed, Json, List[str]]
@@ -115,7 +115,7 @@ class Batch(Dict[str, Column]):
 
     @property
     def num_rows(self) -> int:
-        """Rows of the columns; of a batch without columns what it was made with, else 0."""
+        """Rows of the columns; without columns, the number given at creation, or 0."""
         lengths = {name: len(column) for name, column in self.items()}
         for name, length in lengths.items():
             if length != next(iter(lengths.values())):
@@ -131,7 +131,7 @@ class Batch(Dict[str, Column]):
         return column
 
     def select(self, *names: str) -> "Batch":
-        """These columns, and meta. KeyError names one that is not there."""
+        """These columns, and meta. KeyError names a missing column."""
         return Batch({name: self[name] for name in names}, self.meta)
 
     def rows(self, rows: Union[slice, Iterable[int]]) -> "Batch":
@@ -147,7 +147,7 @@ class Batch(Dict[str, Column]):
         return [self.rows(slice(i * n // k, (i + 1) * n // k)) for i in range(k)]
 
     def union(self, other: Mapping[str, Column]) -> "Batch":
-        """This batch with the columns of another one beside; equal names must hold equal values."""
+        """This batch plus the columns of another one; columns with equal names must be equal."""
         for name in set(self) & set(other):
             same = np.array_equal(np.asarray(self[name]), np.asarray(other[name]))
             if not same:
@@ -158,8 +158,7 @@ class Batch(Dict[str, Column]):
 
 
 def concat(batches: Sequence[Batch]) -> Batch:
-    """Rows one batch after the other. Of meta, `metrics` is dropped; other keys must be equal where several
-    batches have them."""
+    """Concatenates rows. `metrics` of meta is dropped; other keys must be equal in all batches that have them."""
     meta: Dict[str, Any] = {}
     for batch in batches:
         if set(batch) != set(batches[0]):
@@ -174,7 +173,7 @@ def concat(batches: Sequence[Batch]) -> Batch:
 # --- on the wire ---
 
 def to_scalar(value: Any) -> "pb.Scalar":
-    """An option or an entry of meta."""
+    """Converts an option or an entry of meta."""
     if isinstance(value, (bool, np.bool_)):
         return pb.Scalar(b=bool(value))
     if isinstance(value, (int, np.integer)):
@@ -214,7 +213,7 @@ def _tensor_of(name: str, column: Union["np.ndarray[Any, Any]", Encoded, Packed]
 
 
 def encode(batch: Batch) -> Tuple["pb.DataProtoSpec", List[memoryview]]:
-    """The description of a batch, and the bytes of its tensors, which stay where they are."""
+    """The description of a batch, and views of its tensors' bytes."""
     spec = pb.DataProtoSpec(batch_size=batch.num_rows, meta=entries(batch.meta))
     data: List[memoryview] = []
     for name, column in batch.items():
@@ -230,7 +229,7 @@ def encode(batch: Batch) -> Tuple["pb.DataProtoSpec", List[memoryview]]:
 
 
 class Assembler:
-    """Puts the chunks of a result in their places."""
+    """Copies the chunks of a result to their offsets."""
 
     def __init__(self, spec: "pb.DataProtoSpec") -> None:
         self._spec = spec

@@ -27,7 +27,7 @@ Options = Mapping[str, Any]
 
 
 def _read_token(path: str) -> str:
-    """The first line; it may have the form of a daemon's token file, ROLE:TOKEN."""
+    """The first line of the file, TOKEN or, as in a daemon's token file, ROLE:TOKEN."""
     with open(path, encoding="utf-8") as file:
         line = file.readline().strip()
     role, _, token = line.partition(":")
@@ -39,12 +39,12 @@ def _read_token(path: str) -> str:
 
 def connect(hosts: Union[None, str, Iterable[str]] = None, *, token: Optional[str] = None, token_file: Optional[str] = None,
             tls: Optional[Tls] = None, driver_id: Optional[str] = None, driver_key: Optional[bytes] = None) -> "Client":
-    """Opens connections to the daemons, in rank order. hosts: text as of rankctl --hosts ("node[1-4]:7000", "@FILE",
-    "dns:NAME:PORT", "slurm:PORT", with commas), or a list of such terms; without it $RANKCTL_HOSTS. tls: without it
-    $RANKCTL_TLS_CA, $RANKCTL_TLS_CERT and $RANKCTL_TLS_KEY, if they are set. ValueError for what does not parse.
-    driver_id is shown to refused drivers; default user@host:pid. driver_key, 16 secret bytes, lets a program that was
-    started again have its lease back at once; default: random. Asks the first daemon for its method table, so
-    raises RankdError (UNAVAILABLE, UNAUTHENTICATED) when it cannot be reached."""
+    """Opens connections to the daemons, in rank order. hosts: text as of rankctl --hosts ("node[1-4]:7000",
+    "@FILE", "dns:NAME:PORT", "slurm:PORT", with commas), or a list of such terms; without it $RANKCTL_HOSTS.
+    tls: without it $RANKCTL_TLS_CA, $RANKCTL_TLS_CERT and $RANKCTL_TLS_KEY, if they are set. ValueError for what
+    does not parse. driver_id is shown to refused drivers; default user@host:pid. driver_key, 16 secret bytes,
+    lets a restarted program get its lease back at once; default: random. Reads the method table of the first
+    daemon, so it raises RankdError (UNAVAILABLE, UNAUTHENTICATED) when it cannot be reached."""
     if token_file is not None:
         token = _read_token(token_file)
     return Client(_hosts.parse_hosts(hosts), token, tls or Tls.environment(),
@@ -94,14 +94,14 @@ class Client:
         for worker in self._workers:
             worker.close()
 
-    # --- questions; no lease needed ---
+    # --- queries; no lease needed ---
 
     @property
     def world_size(self) -> int:
         return len(self._workers)
 
     def status(self) -> List["pb.WorkerStatus"]:
-        """What every daemon does now."""
+        """The current status of every daemon."""
         return call_all(self._workers, "GetStatus", lambda _: pb.GetStatusRequest(), CONTROL_TIMEOUT_S)
 
     def methods(self) -> List["common_pb2.MethodInfo"]:
@@ -119,7 +119,7 @@ class Client:
         """Events of all daemons as they happen, until the loop is left.
 
         kinds       () for all: state, lease, method_start, method_end, progress, metrics, log
-        level       least level of log events: debug, info, warn, error
+        level       minimum level of log events: debug, info, warn, error
         from_event  the first event to send, of those that the daemons still have; 0: new ones only, 1: all
         past_only   end when the events up to now have come
         """
@@ -129,8 +129,8 @@ class Client:
     # --- the group ---
 
     def claim(self, *, ttl_s: float = 30.0, takeover: bool = False) -> int:
-        """Takes the lease on all daemons or on none, and keeps it alive. Returns its epoch. RankdError LEASE_HELD
-        names the other driver; takeover claims from it all the same."""
+        """Acquires the lease on all daemons or on none, and renews it. Returns its epoch. RankdError LEASE_HELD
+        names the other driver; takeover takes the lease from it."""
         self._check_idle("claim")
         self.release()
         self._lease = Lease(self._workers, self._driver_id, self._driver_key, ttl_s, takeover)
@@ -139,7 +139,7 @@ class Client:
         return self._lease.epoch
 
     def release(self) -> None:
-        """Gives the lease back. What runs is cancelled by the daemons."""
+        """Releases the lease. The daemons cancel running calls."""
         if self._lease is not None:
             self._lease.release()
             self._lease = None
@@ -158,7 +158,7 @@ class Client:
                              "none; wait for their futures first")
 
     def configure(self, meshes: Mapping[str, Mesh]) -> None:
-        """Gives every rank its place in the meshes of the roles, and builds the communicators."""
+        """Sets every rank's place in the meshes of the roles, and creates the communicators."""
         self._check_idle("configure")
         self._check_lease()
         grids = {}
@@ -196,7 +196,7 @@ class Client:
         return call_all(self._workers, "Configure", of, _JOIN_TIMEOUT_S, all_or_none=True)
 
     def adopt(self) -> None:
-        """Takes over the meshes that the daemons have from an earlier configure()."""
+        """Adopts the meshes that the daemons have from an earlier configure()."""
         self._check_idle("adopt")
         statuses = self.status()
         grids: Dict[str, Grid] = {}
@@ -217,13 +217,14 @@ class Client:
     # --- plans ---
 
     def balance(self, role: str, batch: Batch, mini_batch_rows: int = 0) -> Batch:
-        """The batch with its rows in the order of rankd.layout(): every replica of the role gets a balanced part of each
-        mini-batch of consecutive rows. The column attention_mask gives the lengths. Comes before plan()."""
+        """The batch with its rows in the order of rankd.layout(): every replica of the role gets a balanced part
+        of each mini-batch of consecutive rows. The column attention_mask gives the lengths. Call it before
+        plan()."""
         return batch.rows(layout(_row_sums(batch, "attention_mask"), self.mesh(role).size["dp"], mini_batch_rows))
 
     def plan(self, role: str, batch: Batch, *, max_token_len: int = 16384, mini_batch_rows: int = 0, epochs: int = 1) -> Plan:
-        """rankd.make_plan() of a batch from balance(): lengths from the column attention_mask, the tokens of the loss from
-        response_mask or loss_mask where the batch has one."""
+        """rankd.make_plan() of a batch from balance(): lengths from the column attention_mask, the tokens of the
+        loss from response_mask or loss_mask if the batch has one."""
         mask = next((name for name in ("response_mask", "loss_mask") if name in batch), None)
         return make_plan(_row_sums(batch, "attention_mask"), self.mesh(role).size["dp"], max_token_len=max_token_len,
                          loss_tokens=_row_sums(batch, mask) if mask else None, mini_batch_rows=mini_batch_rows,
@@ -234,8 +235,8 @@ class Client:
     def start(self, method: str, batch: Optional[Mapping[str, Column]] = None, options: Optional[Options] = None, *,
               plan: Optional[Plan] = None, timeout_s: float = 0.0, want: Sequence[str] = (),
               on_progress: Optional[Progress] = None) -> CallFuture:
-        """Starts ROLE.METHOD and returns while it goes on. Calls on the same ranks run in the order of their starts,
-        each is sent while the one before it runs; calls on different ranks, and of different groups, run at the same
+        """Starts ROLE.METHOD and returns while it runs. Calls on the same ranks run in the order of their starts,
+        each is sent while the previous one runs; calls on different ranks, and of different groups, run at the same
         time. Arrays of the batch must not be written to until the future is done.
 
         batch        columns by name. Of a Batch, those that the method does not take stay here; a dict may not have any
@@ -287,7 +288,7 @@ class Client:
 
 
 def _input_of(info: "common_pb2.MethodInfo", batch: Mapping[str, Column]) -> Batch:
-    """A Batch has come from other calls, and may have more columns than this method takes."""
+    """A Batch may come from other calls and have more columns than this method takes."""
     if not isinstance(batch, Batch):
         return Batch(batch)
     names = {column.name for column in info.input}
@@ -299,7 +300,7 @@ def _row_sums(batch: Batch, mask: str) -> List[int]:
 
 
 def _check_place(worker: Worker, info: "common_pb2.RankInfo", grids: Mapping[str, Grid]) -> None:
-    """A daemon's own account of where it stands is that of the mesh arithmetic."""
+    """Checks that the place that a daemon reports is that of the mesh arithmetic."""
     places = {role.role: {"tp": role.tp_rank, "cp": role.cp_rank, "dp": role.dp_rank, "pp": role.pp_rank}
               for role in info.role}
     expected = {role: grid.coords[worker.rank] for role, grid in grids.items() if worker.rank in grid.coords}

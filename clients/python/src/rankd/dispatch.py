@@ -1,4 +1,4 @@
-"""Which rank gets which chunk of a batch, and whose result counts (docs/dispatch.md)."""
+"""Assignment of a batch's chunks to ranks, and the ranks whose results are collected (docs/dispatch.md)."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ MODES: Dict[str, Mode] = {
 
 
 class Dispatch:
-    """A mode over a mesh: chunk_of_rank[rank] of the addressed ranks, and the ranks whose results count, in the
-    order of their chunks."""
+    """A mode over a mesh: chunk_of_rank[rank] of the addressed ranks, and the ranks whose results are collected,
+    in the order of their chunks."""
 
     def __init__(self, name: str, grids: Sequence[Grid]) -> None:
         if name not in MODES:

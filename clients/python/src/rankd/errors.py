@@ -1,4 +1,4 @@
-"""What a failed call raises."""
+"""The exception of failed calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import grpc
 
 
 class RankdError(Exception):
-    """A refusal or failure of a daemon, or of the client itself.
+    """A rejection or failure by a daemon, or by the client itself.
 
     code     gRPC's name of the status, "FAILED_PRECONDITION"
     reason   machine-readable, "LEASE_HELD"; "" where there is none (docs/rpc.md, "Errors")
@@ -24,7 +24,7 @@ class RankdError(Exception):
         self.message = message
         self.rank = rank
         self.address = address
-        self.is_lost = False  # no answer came from the daemon: the connection ended
+        self.is_lost = False  # the connection ended without a response of the daemon
 
 
 def _varint(data: bytes, at: int) -> Tuple[int, int]:
@@ -54,7 +54,7 @@ def _texts(data: bytes) -> Iterator[Tuple[int, bytes]]:
 
 
 def _reason_of(details: bytes) -> str:
-    """The reason of the google.rpc.ErrorInfo in a google.rpc.Status. Read by hand, so that neither grpcio-status
+    """The reason of the google.rpc.ErrorInfo in a google.rpc.Status. Decoded here, so that neither grpcio-status
     nor googleapis-common-protos is needed."""
     try:
         for field, content in _texts(details):

@@ -1,4 +1,4 @@
-"""Which rank stands where: the mesh of a role (docs/meshes.md)."""
+"""The mesh of a role: the coordinates of its ranks (docs/meshes.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AXES = ("tp", "cp", "dp", "pp")
 
 @dataclass(frozen=True)
 class Mesh:
-    """Sizes of the axes. 0 is the default: 1, of dp what is left of the ranks, of etp tp. `order` names the axes,
+    """Sizes of the axes. 0 is the default: 1; for dp the remaining ranks; for etp tp. `order` names the axes,
     fastest first; `ranks` are the ranks of the world that the mesh spans, in mesh order, () for all."""
 
     tp: int = 0
@@ -67,7 +67,7 @@ class Grid:
         return coords
 
     def is_collector(self, rank: int) -> bool:
-        """tp 0, cp 0, last pipeline stage: the rank that returns what its replica computed."""
+        """tp 0, cp 0, last pipeline stage: the rank that returns the results of its replica."""
         at = self.coords[rank]
         return at["tp"] == 0 and at["cp"] == 0 and at["pp"] == self.size["pp"] - 1
 

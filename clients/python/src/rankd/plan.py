@@ -1,4 +1,4 @@
-"""The plan of a call: which rows form which mini-batch and micro-batch, and the denominators of the loss
+"""The plan of a call: the rows of its mini-batches and micro-batches, and the denominators of the loss
 (docs/rpc.md, "The header of Execute")."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Counts = Union[Sequence[int], "np.ndarray[int, np.dtype[np.int64]]"]
 
 @dataclass
 class MiniBatch:
-    """One optimizer step. micro[replica][i] are the rows of a micro-batch, numbered inside the replica's part of
+    """One optimizer step. micro[replica][i] are the rows of a micro-batch, as indices into the replica's part of
     the batch; every replica has the same number of micro-batches, empty ones included."""
 
     micro: List[List[List[int]]]
@@ -41,8 +41,8 @@ class Plan:
 
 def layout(seqlens: Counts, num_replicas: int, mini_batch_rows: int = 0) -> List[int]:
     """An order of the rows in which every replica's equal part of the batch holds its rows of the first
-    mini-batch, then of the second, and so on. Mini-batches are consecutive rows; inside one, long and short rows
-    are dealt evenly. Use it before old log-probs are taken: batch.rows(layout(...))."""
+    mini-batch, then of the second, and so on. Mini-batches are consecutive rows; within one, long and short rows
+    are distributed evenly. Use it before computing old log-probs: batch.rows(layout(...))."""
     lengths = np.asarray(seqlens, dtype=np.int64)
     size = mini_batch_rows or len(lengths)
     _check_divides("rows", len(lengths), "mini_batch_rows", size)
@@ -62,7 +62,7 @@ def _check_divides(name: str, value: int, by: str, divisor: int) -> None:
 
 
 def _cut(rows: List[int], lengths: List[int], limit: int) -> List[List[int]]:
-    """As few parts within the limit as a greedy pass in the order of the rows finds."""
+    """The fewest parts within the limit that a greedy pass in the order of the rows finds."""
     parts: List[List[int]] = []
     used = limit
     for row in rows:
@@ -82,8 +82,8 @@ def make_plan(seqlens: Counts, num_replicas: int, *, max_token_len: int, loss_to
 
     seqlens          real tokens of every row
     num_replicas     dp of the role's mesh
-    max_token_len    most tokens of a micro-batch on one replica
-    loss_tokens      tokens of every row that the loss counts; None for methods without a loss
+    max_token_len    maximum tokens of a micro-batch on one replica
+    loss_tokens      tokens of every row in the loss mask; None for methods without a loss
     mini_batch_rows  rows of one optimizer step over all replicas; 0 for all
     """
     _check_divides("rows", len(seqlens), "replicas", num_replicas)
