@@ -1,4 +1,5 @@
-# Run at build time: writes OUT, a C array of the bytes of FILE, to be included between braces.
+# Run at build time: writes OUT, the bytes of FILE as elements of a C array, to be included between
+# braces.
 #   cmake -DFILE=... -DOUT=... -P EmbedFile.cmake
 file(READ ${FILE} bytes HEX)
 string(REGEX REPLACE "(................................)" "\\1\n" bytes "${bytes}")

@@ -1,5 +1,6 @@
-# Run by cpack between installing into folders, one a component, and packing these. Debian's policy asks for a copyright
-# and a changelog in every package, and for no search path in programs: the loader knows /usr/lib.
+# Run by cpack after it has installed each component into a directory and before it packs them.
+# Debian's policy asks for a copyright and a changelog in every package, and for no search path in
+# programs: the loader knows /usr/lib.
 set(PROJECT_VERSION ${CPACK_PACKAGE_VERSION})
 set(RK_PACKAGE_VERSION ${CPACK_RK_PACKAGE_VERSION})
 set(RK_PACKAGE_MAINTAINER ${CPACK_RK_PACKAGE_MAINTAINER})
@@ -13,7 +14,7 @@ function(rk_git out fallback)
     set(${out} "${text}" PARENT_SCOPE)
 endfunction()
 set(rk_data_file OWNER_READ OWNER_WRITE GROUP_READ WORLD_READ)
-# The time of the commit: equal sources give equal packages.
+# The time of the commit, so that equal sources give equal packages.
 rk_git(RK_PACKAGE_COMMIT unknown rev-parse --short HEAD)
 rk_git(RK_PACKAGE_DATE "Thu, 01 Jan 1970 00:00:00 +0000" log -1 --format=%cD)
 
@@ -47,5 +48,5 @@ endforeach()
 
 set(root ${CPACK_TEMPORARY_DIRECTORY}/rankd)
 file(COPY ${CPACK_RK_DEBIAN_DIR}/rankd.json DESTINATION ${root}/etc/rankd FILE_PERMISSIONS ${rk_data_file})
-file(REMOVE ${root}/usr/share/doc/rankd/LICENSE) # copyright has it
+file(REMOVE ${root}/usr/share/doc/rankd/LICENSE) # the file `copyright` contains it
 file(RENAME ${root}/usr/share/zsh/site-functions ${root}/usr/share/zsh/vendor-completions)

@@ -1,9 +1,9 @@
-# rk_assets: what includes a "generated/" header of rk_add_assets links it.
+# rk_assets: link it to include a "generated/" header of rk_add_assets.
 add_library(rk_assets INTERFACE)
 target_include_directories(rk_assets INTERFACE ${CMAKE_BINARY_DIR})
 
-# rk_add_assets(HEADER FILE ...): writes generated/HEADER with one string constant for each text file, made anew when a
-# file changes: rk_report_css of report.css, and so on.
+# rk_add_assets(HEADER FILE ...): writes generated/HEADER with one string constant per text file
+# (rk_report_css for report.css), and rewrites it when a file changes.
 function(rk_add_assets header)
     set(assets "/* Made by cmake/RankdAssets.cmake. */\n")
     foreach(file IN LISTS ARGN)
@@ -22,7 +22,7 @@ function(rk_add_assets header)
     if(EXISTS ${path})
         file(READ ${path} before)
     endif()
-    if(NOT "${before}" STREQUAL "${assets}") # nothing is rebuilt for what is the same
+    if(NOT "${before}" STREQUAL "${assets}") # an unchanged header rebuilds nothing
         file(WRITE ${path} "${assets}")
     endif()
 endfunction()

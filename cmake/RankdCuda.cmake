@@ -1,8 +1,9 @@
-# The CUDA plug-in, librankd_cuda.so: CUDA sources are compiled by nvcc, everything is linked by the C++ compiler. The
-# runtime is linked statically and the driver is looked up at run time; what remains to be found is cuBLASLt.
+# The CUDA plug-in, librankd_cuda.so: nvcc compiles CUDA sources, the C++ compiler links. The
+# runtime is linked statically and the driver is looked up at run time; only cuBLASLt must be found
+# by the loader.
 set(RK_CUDA "AUTO" CACHE STRING "the CUDA plug-in: ON, OFF or AUTO (on where nvcc is found)")
-# sm_80 is the oldest with bf16 matrix instructions; 90a is Hopper with its own instructions; later ones run what is
-# written for sm_80.
+# sm_80 is the oldest with bf16 matrix instructions; 90a is Hopper with its own instructions; later
+# GPUs run the code for sm_80.
 set(RK_CUDA_ARCHS "AUTO" CACHE STRING "GPU architectures of the plug-in; AUTO: 80;90a, and 100 where nvcc knows it")
 
 set(RK_HAVE_CUDA OFF)
@@ -49,7 +50,8 @@ foreach(arch IN LISTS rk_cuda_archs)
     list(APPEND RK_NVCC_FLAGS -gencode=arch=compute_${arch},code=sm_${arch})
 endforeach()
 
-# rk_add_cuda_objects(OUT FLAGS flags... SOURCES file.cu...): appends to OUT the objects that nvcc makes.
+# rk_add_cuda_objects(OUT FLAGS flags... SOURCES file.cu...): compiles the sources with nvcc and
+# appends the objects to OUT.
 function(rk_add_cuda_objects out)
     cmake_parse_arguments(C "" "" "FLAGS;SOURCES" ${ARGN})
     set(objects ${${out}})
@@ -66,15 +68,16 @@ function(rk_add_cuda_objects out)
     set(${out} ${objects} PARENT_SCOPE)
 endfunction()
 
-# rk_add_plugin(NAME SOURCES ... LIBS ...) -> librankd_NAME.so, a target of the same name. rankd's own
-# functions are left undefined: they come from the program that loads it (engine/rk_plugin.h).
+# rk_add_plugin(NAME SOURCES ... LIBS ...) -> librankd_NAME.so, a target of the same name. rankd's
+# own functions stay undefined: the program that loads it provides them (engine/rk_plugin.h).
 function(rk_add_plugin name)
     cmake_parse_arguments(P "" "" "SOURCES;LIBS" ${ARGN})
     add_library(rankd_${name} MODULE ${P_SOURCES})
     target_include_directories(rankd_${name} PRIVATE ${CMAKE_SOURCE_DIR})
     target_link_libraries(rankd_${name} PRIVATE rk_flags ${P_LIBS})
     target_link_options(rankd_${name} PRIVATE -Wl,--version-script=${CMAKE_SOURCE_DIR}/cmake/plugin.map)
-    # Beside it, then where NVIDIA's packages put CUDA, then where this build has found it.
+    # Search path: the plug-in's directory, then CUDA's directory of NVIDIA's packages, then that of
+    # this build.
     set_target_properties(rankd_${name} PROPERTIES LINK_DEPENDS ${CMAKE_SOURCE_DIR}/cmake/plugin.map
         LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib
         INSTALL_RPATH "$ORIGIN/../lib;/usr/local/cuda/lib64" INSTALL_RPATH_USE_LINK_PATH ON)

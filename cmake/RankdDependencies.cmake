@@ -1,5 +1,5 @@
 # Third-party libraries, all from the distribution (names of the packages: scripts/packages.txt).
-# gRPC is found by library and header: the list that its pkg-config file gives links 56 libraries by name.
+# gRPC is found by library and header, because its pkg-config file lists 56 libraries.
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 
@@ -35,7 +35,7 @@ find_program(RK_PROTOC_C protoc-c REQUIRED)
 find_program(RK_PROTOC protoc REQUIRED)
 if(RK_TESTS)
     pkg_check_modules(CMOCKA REQUIRED IMPORTED_TARGET cmocka)
-    find_program(RK_PYTHON python3 REQUIRED) # reward functions and servers of the tests
-    # The interpreter that the distribution's packages (python3-grpcio and the like) are installed for.
+    find_program(RK_PYTHON python3 REQUIRED) # for reward functions and test servers
+    # The interpreter of the distribution's packages (python3-grpcio and others).
     find_program(RK_SYSTEM_PYTHON python3 PATHS /usr/bin NO_DEFAULT_PATH REQUIRED)
 endif()

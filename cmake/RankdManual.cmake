@@ -1,4 +1,4 @@
-# Manual pages and completions, made from the tables by programs of this build.
+# Manual pages and completions, generated from the tables by programs of this build.
 set(rk_manual_dir ${CMAKE_BINARY_DIR}/manual)
 file(MAKE_DIRECTORY ${rk_manual_dir})
 set(rk_manual_files)

@@ -25,16 +25,17 @@ endif()
 add_library(rk_flags INTERFACE)
 target_compile_definitions(rk_flags INTERFACE _GNU_SOURCE
     $<$<CONFIG:Debug>:RK_DEBUG=1> $<$<BOOL:${RK_FAULTS}>:RK_FAULTS=1>)
-# -ffp-contract=off: the bits of a result do not depend on where the compiler finds a multiply-add.
+# -ffp-contract=off: results do not depend on where the compiler contracts a multiply-add.
 target_compile_options(rk_flags INTERFACE
     -Wall -Wextra -Wshadow -Wpointer-arith -Wwrite-strings -Wvla -Wundef -Wformat=2
     -Wimplicit-fallthrough -fno-common -fstack-protector-strong -ffp-contract=off
     $<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes -Wmissing-prototypes>
     $<$<CXX_COMPILER_ID:GNU>:-fstack-clash-protection>
     $<$<BOOL:${RK_WERROR}>:-Werror>)
-# The build path does not appear in logs and messages, and equal sources give equal programs on any machine. Ninja
-# names sources seen from the build folder. Of several that match, the last counts: the build folder may be inside the
-# source's. A debug build keeps the paths in its debug information, for debuggers.
+# Removes the build path from logs and messages, and makes builds of equal sources identical on all
+# machines. Ninja passes sources relative to the build directory. If several prefixes match, the
+# last is used: the build directory may be inside the source directory. A debug build keeps the
+# paths in its debug information, for debuggers.
 file(RELATIVE_PATH rk_source_path ${CMAKE_BINARY_DIR} ${CMAKE_SOURCE_DIR})
 foreach(path IN ITEMS ${CMAKE_SOURCE_DIR} ${rk_source_path} ${CMAKE_BINARY_DIR})
     string(REGEX REPLACE "/$" "" path "${path}")
@@ -42,8 +43,8 @@ foreach(path IN ITEMS ${CMAKE_SOURCE_DIR} ${rk_source_path} ${CMAKE_BINARY_DIR})
 endforeach()
 if(RK_SANITIZE)
     list(JOIN RK_SANITIZE "," rk_sanitizers)
-    # -O1 halves what the tests of a debug build compute, and a debugger still finds its way. Through the code of the
-    # sanitizers GCC sees paths that are not there; the release build keeps these warnings.
+    # -O1 halves the run time of tests in a debug build, and debugging still works. With sanitizers
+    # GCC warns about impossible code paths, so these warnings are only on in the release build.
     target_compile_options(rk_flags INTERFACE -fsanitize=${rk_sanitizers} -fno-omit-frame-pointer $<$<CONFIG:Debug>:-O1>
         $<$<C_COMPILER_ID:GNU>:-Wno-maybe-uninitialized;-Wno-format-truncation>)
     target_link_options(rk_flags INTERFACE -fsanitize=${rk_sanitizers})
@@ -54,14 +55,14 @@ else()
     target_compile_options(rk_flags INTERFACE $<$<CONFIG:Release>:-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2>)
 endif()
 if(RK_FUZZ)
-    target_compile_options(rk_flags INTERFACE -fsanitize=fuzzer-no-link) # coverage that libFuzzer steers by
+    target_compile_options(rk_flags INTERFACE -fsanitize=fuzzer-no-link) # coverage instrumentation for libFuzzer
 endif()
 target_link_options(rk_flags INTERFACE -Wl,-z,relro,-z,now -Wl,-z,noexecstack)
 
-# What is installed finds the libraries beside it, wherever that is (tools/bundle.sh). The old kind of entry
-# (DT_RPATH), because only that one also serves the libraries of those libraries.
+# Installed programs find the libraries in ../lib of their directory (tools/bundle.sh). DT_RPATH and
+# not DT_RUNPATH, because only DT_RPATH also applies to the libraries of those libraries.
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib")
-# A build has the same folders. Left to itself CMake fills the entry of a build up with colons, to have room for the
-# installed one, and an empty element is the current directory.
+# The build has the same directory layout. By default CMake pads the entry of a build with colons to
+# fit the installed one, and an empty element means the current directory.
 set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
 target_link_options(rk_flags INTERFACE -Wl,--disable-new-dtags)

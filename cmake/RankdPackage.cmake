@@ -1,5 +1,6 @@
-# `cmake --build --target package`: Debian packages of a build in build/packages, of the components that the install
-# rules name: rankd (daemon, rankctl, units, pages), librankd-driver with the number of its ABI, librankd-driver-dev.
+# `cmake --build --target package`: Debian packages of a build in build/packages, one per component
+# of the install rules: rankd (daemon, rankctl, units, pages), librankd-driver with the number of
+# its ABI, librankd-driver-dev.
 set(RK_PACKAGE_MAINTAINER "rankd developers <rankd@rankd.invalid>" CACHE STRING "Maintainer of the Debian packages")
 set(RK_PACKAGE_RELEASE "1" CACHE STRING "revision of the Debian packages, behind the version")
 set(RK_PACKAGE_VERSION ${PROJECT_VERSION}-${RK_PACKAGE_RELEASE})
@@ -30,7 +31,7 @@ generates, scores and trains under the command of a driver. rankctl is that
 driver. This package has both, the systemd units and the documentation.
 Backends for GPUs are plug-ins that are installed beside it.")
 set(CPACK_DEBIAN_RANKD_PACKAGE_SHLIBDEPS ON)
-# systemd-sysusers makes the user.
+# systemd-sysusers creates the user.
 set(CPACK_DEBIAN_RANKD_PACKAGE_DEPENDS "systemd | systemd-standalone-sysusers, passwd")
 set(CPACK_DEBIAN_RANKD_PACKAGE_RECOMMENDS "python3")
 set(debian ${CMAKE_SOURCE_DIR}/deploy/debian)
@@ -45,7 +46,8 @@ set(CPACK_COMPONENT_DRIVER_DESCRIPTION "driver library of rankd
 The part of rankctl that other programs link: it connects to rankd daemons,
 claims them, and calls their methods with batches.")
 set(CPACK_DEBIAN_DRIVER_PACKAGE_SHLIBDEPS ON)
-# What packages of programs that link it depend on; cpack's own also calls ldconfig by itself, where a trigger is due.
+# Dependency of packages whose programs link the library. Not cpack's own shlibs file: cpack would
+# also call ldconfig directly instead of by a trigger.
 file(WRITE ${CMAKE_BINARY_DIR}/generated/debian/shlibs 
     "librankd_driver ${driver_abi} ${driver_package} (>= ${PROJECT_VERSION})\n")
 set(CPACK_DEBIAN_DRIVER_PACKAGE_CONTROL_EXTRA ${CMAKE_BINARY_DIR}/generated/debian/shlibs ${debian}/triggers)
@@ -56,7 +58,7 @@ set(CPACK_COMPONENT_DEV_DESCRIPTION "headers of the driver library of rankd
 What a C or C++ program that drives rankd daemons is built with.")
 set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "${driver_package} (= ${RK_PACKAGE_VERSION})")
 
-# Files that only a package has, and what only a package leaves out.
+# Adds the files that only a package has, and removes those that a package must not have.
 set(CPACK_PRE_BUILD_SCRIPTS ${CMAKE_SOURCE_DIR}/cmake/PackageFiles.cmake)
 set(CPACK_RK_DEBIAN_DIR ${debian})
 set(CPACK_RK_PACKAGE_VERSION ${RK_PACKAGE_VERSION})

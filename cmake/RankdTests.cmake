@@ -1,6 +1,7 @@
 # rk_add_test(NAME LABEL label... SOURCES ... LIBS ... [TIMEOUT s] [ARGS ...] [FIXTURES dir])
-# One cmocka binary, one ctest entry; the label is the test's folder ("learn" or "bundle" beside it: release only). Entries
-# with a longer limit start earlier, so that none is left to run alone at the end.
+# One cmocka binary, one ctest entry; the label is the test's directory (the additional labels
+# "learn" and "bundle": release only). Tests with a longer time limit start earlier, so that none
+# runs alone at the end.
 function(rk_add_test name)
     cmake_parse_arguments(T "" "TIMEOUT" "LABEL;SOURCES;LIBS;ARGS;ENVIRONMENT" ${ARGN})
     add_executable(${name} ${T_SOURCES})
@@ -20,7 +21,8 @@ function(rk_add_test name)
         ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;${T_ENVIRONMENT}")
 endfunction()
 
-# The test of that name once more on the first GPU, label gpu; skipped where there is none (tests/support/device.h).
+# Runs the test of that name again on the first GPU, label gpu; skipped without a GPU
+# (tests/support/device.h).
 function(rk_add_gpu_test name)
     if(NOT RK_HAVE_CUDA)
         return()
@@ -31,7 +33,7 @@ function(rk_add_gpu_test name)
     set_property(TEST gpu_${name} PROPERTY RESOURCE_LOCK gpu)
 endfunction()
 
-# The test of that name once more on this machine, as PREFIX_name, with ENVIRONMENT.
+# Runs the test of that name again, as PREFIX_name, with ENVIRONMENT.
 function(rk_add_again prefix name environment)
     get_test_property(${name} LABELS labels)
     get_test_property(${name} TIMEOUT timeout)
@@ -40,19 +42,20 @@ function(rk_add_again prefix name environment)
         ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;${environment}")
 endfunction()
 
-# Over NCCL, or rather over the library of the tests on the CPU, where an operation runs while it is called
-# (tests/support/fake_nccl.c).
+# Runs the test with the NCCL backend over the fake NCCL of the tests, on the CPU, which executes
+# operations in the call (tests/support/fake_nccl.c).
 function(rk_add_fake_nccl_test name)
     rk_add_again(nccl ${name} "RK_TEST_COMM=nccl")
 endfunction()
 
-# On the tests' CPU with graphs and streams (tests/support/graph_device.h); its ranks, if it has several, over the library
-# of the tests.
+# Runs the test on the tests' CPU device with graphs and streams (tests/support/graph_device.h);
+# several ranks use the fake NCCL.
 function(rk_add_graphs_test name)
     rk_add_again(graphs ${name} "RK_TEST_COMM=nccl;RK_TEST_DEVICE=graphs")
 endfunction()
 
-# The test of that name once more with a GPU a rank, label gpu; skipped where the machine has too few.
+# Runs the test of that name again with one GPU per rank, label gpu; skipped if the machine has too
+# few GPUs.
 function(rk_add_gpus_test name)
     if(NOT RK_HAVE_CUDA)
         return()
@@ -73,7 +76,7 @@ function(rk_add_long_gpus_again prefix name environment)
         RESOURCE_LOCK gpu)
 endfunction()
 
-# The same as long_gpus_name, with the ENVIRONMENT that the optional last argument adds.
+# The same, as long_gpus_name, with the ENVIRONMENT of the optional last argument.
 function(rk_add_long_gpus_test name)
     rk_add_long_gpus_again(long_gpus ${name} "${ARGN}")
 endfunction()

@@ -1,4 +1,4 @@
-# rk_version: what includes "generated/rk_version.h" or "generated/rk_interface.h" links it.
+# rk_version: link it to include "generated/rk_version.h" or "generated/rk_interface.h".
 find_package(Git QUIET)
 set(rk_generated ${CMAKE_BINARY_DIR}/generated)
 add_custom_target(rk_generate

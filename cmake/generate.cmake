@@ -1,5 +1,5 @@
-# Writes two headers into OUT. A step of every build, not of the configuration: in between there are commits. A header
-# whose content is the same is left alone, so nothing is rebuilt for it.
+# Writes two headers into OUT. Runs in every build, not at configuration, because commits may be
+# made in between. A header with unchanged content is not rewritten, so it causes no rebuild.
 set(commit "unknown")
 if(GIT AND EXISTS ${SOURCE}/.git)
     execute_process(COMMAND ${GIT} --no-optional-locks describe --always --dirty --abbrev=12 --exclude=*
@@ -14,8 +14,8 @@ file(CONFIGURE OUTPUT ${OUT}/rk_version.h CONTENT "/* Made by cmake/generate.cma
 #define RK_GIT_COMMIT \"${commit}\" /* \"-dirty\": with changes that are in no commit */
 ")
 
-# What program and plug-in have to agree about is written in the headers of these modules. Not the commit: the two
-# halves of a working tree stay together while only one is built anew.
+# Program and plug-in must be built from equal headers of these modules. The commit is not part of
+# it, so that a rebuilt program works with a plug-in that was not rebuilt.
 file(GLOB_RECURSE headers ${SOURCE}/base/*.h ${SOURCE}/kernels/*.h ${SOURCE}/engine/*.h)
 list(SORT headers)
 set(digests)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the distribution packages that rankd needs (scripts/packages.txt); says what it installs.
-# Does nothing when all are there. Uses sudo when not root.
+# Installs the distribution packages that rankd needs (scripts/packages.txt), and prints their
+# names. No-op when all are installed. Uses sudo when not root.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 

@@ -1,12 +1,12 @@
 #!/bin/sh
 # From a fresh checkout to a trained model: installs packages, builds, starts daemons and trains the digits example with
-# GRPO. On four CPU daemons (tp=2, dp=2), or with --device cuda on the GPUs of this machine (1, 2 or 4 of those that
-# CUDA_VISIBLE_DEVICES leaves), which needs nvcc. Other arguments are passed on to rankctl run, e.g.
-# actor_rollout_ref.actor.megatron.seed=7.
+# GRPO. On four CPU daemons (tp=2, dp=2), or with --device cuda on the GPUs of this machine (1, 2 or
+# 4 of those in CUDA_VISIBLE_DEVICES), which needs nvcc. Other arguments are passed on to rankctl
+# run, e.g. actor_rollout_ref.actor.megatron.seed=7.
 set -eu
 cd "$(dirname "$0")/.."
 
-# CUDA reads CUDA_VISIBLE_DEVICES up to the first entry that is no device.
+# CUDA ignores CUDA_VISIBLE_DEVICES from the first invalid entry on.
 count_gpus() {
     gpus=$(find /dev -maxdepth 1 -name 'nvidia[0-9]*' | wc -l)
     if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
@@ -19,7 +19,7 @@ count_gpus() {
 
 device=cpu
 previous=
-for arg; do # what is not for us goes to the end
+for arg; do # arguments for rankctl are moved to the end
     shift
     case $previous,$arg in
     --device,*) device=$arg previous= && continue ;;

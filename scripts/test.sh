@@ -1,9 +1,9 @@
 #!/bin/sh
-# Builds and runs the whole test suite: the dev preset (debug, ASan and UBSan, fault points) and, on the release
-# binaries, which have the CUDA plug-in where nvcc is found, the tests that learn, the bundle and, where there is a GPU,
-# those of the GPU. Closing line: "N passed, N failed". Arguments go to ctest and choose among all these tests (e.g.
-# -L unit): what they leave nothing of is skipped, but something there must be. Tests of the label long run only when
-# they are asked for (-L long).
+# Builds and runs the whole test suite: the dev preset (debug, ASan and UBSan, fault points) and,
+# with the release binaries (with the CUDA plug-in if nvcc is found), the learning tests, the bundle
+# and, with a GPU, the GPU tests. Last line: "N passed, N failed". Arguments are passed to ctest and
+# select among all these tests (e.g. -L unit): parts without a selected test are skipped; selecting
+# no test at all is an error. Tests with the label long run only on request (-L long).
 set -u
 cd "$(dirname "$0")/.."
 scripts/bootstrap.sh || exit 2
@@ -25,7 +25,7 @@ build() { # preset
     sed -n 's/^-- \(CUDA plug-in: .*\)/test: \1/p' "$log"
 }
 
-# Half as many tests again as there are cores: many of them wait most of their time for a timeout to come.
+# 1.5 tests per core: many tests mostly wait for timeouts.
 jobs=$((($(nproc) * 3 + 1) / 2))
 
 run() { # preset, ctest arguments

@@ -1,4 +1,4 @@
-# The rules of check_banned.sh. Input: names of source files, one a line.
+# The rules of check_banned.sh. Input: names of source files, one per line.
 BEGIN {
     # --- function names, files that may call them ("" for none), what to use instead ---
     ban("strcpy|strcat|stpcpy|sprintf|vsprintf|gets", "", "rk_str_append, rk_format or snprintf")

@@ -1,14 +1,15 @@
 #!/bin/sh
 # bundle.sh BUILD_DIR NAME: installs the build into BUILD_DIR/NAME, adds every shared library that it needs, with its
-# licence, and packs the folder as BUILD_DIR/NAME.tar.gz. What is left out is the machine's own: the C library's
-# family, the NVIDIA driver's and CUDA's. The programs find ../lib by their RPATH (cmake/RankdBundle.cmake).
+# licence, and packs the folder as BUILD_DIR/NAME.tar.gz. Libraries that must be the machine's own
+# are left out: those of the C library, the NVIDIA driver and CUDA. The programs find ../lib by
+# their RPATH (cmake/RankdBundle.cmake).
 set -eu
 build=$1
 name=$2
 stage=$build/$name
 
 rm -rf "$stage" "$stage.tar.gz"
-# The units start what docs/gpu.md unpacks; elsewhere they are changed by a drop-in (docs/systemd.md).
+# The units use the path of docs/gpu.md; for another path add a drop-in (docs/systemd.md).
 RK_UNIT_PREFIX=/opt/$name cmake --install "$build" --prefix "$stage" --strip >/dev/null
 
 # Names are as in "ldd"; the first pattern is the C library's, the others the driver's and CUDA's.
@@ -21,7 +22,7 @@ is_left_out() {
     esac
 }
 
-# "ldd" prints NAME => PATH (ADDRESS), or NAME => not found; lists what libraries of libraries need, too.
+# "ldd" prints NAME => PATH (ADDRESS), or NAME => not found; it also lists indirect dependencies.
 find "$stage/bin" "$stage/lib" -type f \( -perm -u+x -o -name '*.so*' \) | while read -r file; do
     ldd "$file"
 done | awk '$2 == "=>" { print $1, $3 }' | sort -u | while read -r library path; do
@@ -34,7 +35,7 @@ done | awk '$2 == "=>" { print $1, $3 }' | sort -u | while read -r library path;
     fi
     cp -L "$path" "$stage/lib/$library"
     chmod 644 "$stage/lib/$library"
-    # The terms under which others may copy it. Packages may name /lib what is in /usr/lib.
+    # Copies the licence of the library. Packages may list files of /usr/lib under /lib.
     real=$(readlink -f "$path")
     owner=$(dpkg-query -S "$real" "${real#/usr}" 2>/dev/null | sed 's/:.*//;q')
     if [ -n "$owner" ] && [ -e "/usr/share/doc/$owner/copyright" ]; then

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Refuses calls of functions that have a safer or a more traceable form in this project, and TODO comments (what is
-# missing is an issue). The rules are in tools/banned.awk. Prints FILE:LINE: MESSAGE for each violation and exits 1.
+# Rejects calls of functions that have a safer or more traceable replacement in this project, and
+# TODO comments (use an issue instead). The rules are in tools/banned.awk. Prints FILE:LINE: MESSAGE
+# for each violation and exits 1.
 set -eu
 cd "$(dirname "$0")/.."
 

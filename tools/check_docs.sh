@@ -1,16 +1,16 @@
 #!/bin/sh
-# check_docs.sh [FOLDER]: checks what prose says about the tree:
-#   - relative links of every page lead to a file;
-#   - README.md leads to every page of docs/;
+# check_docs.sh [FOLDER]: checks statements of the documentation about the tree:
+#   - relative links of every page refer to an existing file;
+#   - README.md links to every page of docs/;
 #   - every RPC of the .proto files is served (a row of proto/rpcs.def), or the line above it says UNIMPLEMENTED;
-#   - the table of errors in docs/rpc.md has every reason of the sources, and none that they lack.
-# Of a FOLDER, where pages are installed, the links only. Prints FILE: MESSAGE for each violation and exits 1.
+#   - the table of errors in docs/rpc.md has exactly the reasons in the sources.
+# For a FOLDER of installed pages, checks only the links. Prints FILE: MESSAGE for each violation and exits 1.
 set -eu
 cd "${1:-$(dirname "$0")/..}"
 problems=$(mktemp)
 trap 'rm -f "$problems"' EXIT
 
-# FILE TARGET for each link in Markdown that is neither a URL nor a place in its own page.
+# Prints FILE TARGET for each Markdown link that is neither a URL nor an anchor in the same page.
 links() {
     awk '{
         while (match($0, /\]\([^)]*\)/)) {
@@ -48,7 +48,7 @@ awk '
 done >>"$problems"
 
 sources=$(find base proto kernels engine dispatch worker daemon driver-cli -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
-# The second argument of RK_FAIL_REASON, on whatever line.
+# The second argument of RK_FAIL_REASON, on any line.
 # shellcheck disable=SC2086 # words
 used=$(cat $sources | awk '
     { text = text " " $0 }

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Checks the sources against .clang-format. Prints what clang-format complains about and exits 1. Other versions than
-# the one the tree is formatted with disagree in details, so they are not asked.
+# Checks the sources against .clang-format. Prints clang-format's complaints and exits 1. Versions
+# other than the tree's format slightly differently, so the check is skipped for them.
 set -eu
 cd "$(dirname "$0")/.."
 version=14

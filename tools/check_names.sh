@@ -1,7 +1,8 @@
 #!/bin/sh
-# One name, one thing: a tag of a struct, enum or union, or a function that is not static, is defined in one file of
-# the tree. Two files that are never linked together count too: a reader and a debugger have one name for both.
-# The rules are in tools/names.awk. Prints FILE:LINE: MESSAGE for each violation and exits 1. Tests are not checked.
+# Checks that names are unique: a tag of a struct, enum or union, or a function that is not static,
+# is defined in only one file of the tree, even if two files are never linked together, so that a
+# name is unambiguous for readers and debuggers. The rules are in tools/names.awk. Prints FILE:LINE:
+# MESSAGE for each violation and exits 1. Tests are not checked.
 set -eu
 cd "$(dirname "$0")/.."
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Prints the project's C, C++ and CUDA sources, tracked or not (but not ignored), one a line, relative to the root.
+# Prints the project's C, C++ and CUDA sources, tracked or untracked (but not ignored), one per line, relative to the
+# root.
 # Usage: tools/list_sources.sh [SUFFIX...]     default: c h cc cu cuh
 set -eu
 cd "$(dirname "$0")/.."

@@ -1,7 +1,8 @@
 # Finds names that two files define (tools/check_names.sh). Needs strip() of tools/strip_code.awk; reads the list
 # of files from its input.
 
-# A definition of `kind` `name` here; the first file that has it may define it again, under another #if.
+# Reports a definition of `kind` `name` unless the same file has defined it before, for example
+# under another #if.
 function defines(kind, name,    key) {
     key = kind " " name
     if (!(key in first_file)) {
@@ -14,7 +15,8 @@ function defines(kind, name,    key) {
     }
 }
 
-# Tags without the prefix are private to a source file, and only there may others have the same.
+# Tags without the prefix are private to a source file; only these may be defined in several source
+# files.
 function check_tag(code,    words) {
     sub(/^typedef[ \t]+/, "", code)
     split(code, words, /[ \t{]+/)
@@ -22,13 +24,13 @@ function check_tag(code,    words) {
         defines(words[1], words[2])
 }
 
-# Every program has a main, a macro names what it defines itself, and CUDA sources keep what has no prefix in a
-# namespace without a name.
+# Exempt: main, definitions made by macros, and names without the prefix in CUDA sources, which are
+# in an anonymous namespace.
 function is_private(name) {
     return name == "main" || name ~ /^[A-Z_0-9]+$/ || (name !~ /^rk_/ && file ~ /[.]cuh?$/)
 }
 
-# A definition is a line at the margin that names it, and goes on to a `{` before any `;`.
+# A definition begins in column 1 with its name on the line, and has a `{` before any `;`.
 function check_function(code,    name) {
     if (code ~ /^[A-Za-z_]/ && code !~ /^(static|typedef)([^A-Za-z_0-9]|$)/ &&
         match(code, /[A-Za-z_0-9]+[ \t]*[(]/)) {

@@ -1,19 +1,19 @@
 #!/bin/sh
 # The kernel tests on a GPU under compute-sanitizer: memcheck (addresses), racecheck (shared memory) and initcheck
-# (memory that was never written). Usage:
+# (reads of uninitialized memory). Usage:
 #
 #   tools/sanitize_gpu.sh [-t "tool ..."] [-p "program ..."] [-j jobs] [-l seconds] [folder of the tests: build/tests]
 #
 # Programs with large tables run in parts (RK_TEST_PART), -j at a time on one GPU (RK_TEST_DEVICE, cuda:0), each for at
-# most -l seconds. racecheck keeps what it has seen, up to 30 GiB of host memory where products are tuned: by default
-# there is one part a core, and no more than one for 24 GiB. One line a tool, program and part; exit status 0 when all
-# have run and found nothing. Logs stay in the folder that the first line names. Kernels of cuBLASLt are looked into as
-# well. What racecheck says about its nvjet kernels is in the logs but no finding: it reports the pipelines inside of
-# them, which are not ours.
+# most -l seconds. racecheck keeps its records in memory, up to 30 GiB of host memory when GEMMs are tuned: by
+# default one part per core runs at a time, and at most one per 24 GiB. Prints one line per tool, program and part;
+# exit status 0 when all have run without findings. Logs are kept in the directory named in the first line. Kernels
+# of cuBLASLt are checked too. Reports of racecheck about its nvjet kernels are in the logs but do not count as
+# findings: they are about pipelines inside these kernels, which are not part of rankd.
 set -u
 
-# What is run, the longest first: program and number of parts. Those of the plain tests that need no F64 attention.
-# Every part takes the program's kernels apart anew, which is most of the time of many small cases.
+# Programs and numbers of parts, the longest first: the tests without F64 attention. Every part
+# instruments the program's kernels again, which is most of the time for many small cases.
 programs="kernels_cases_gemm:8 unit_kernels_cuda_gemm_small:6 kernels_grad_layers:4 kernels_cases_sample:5 kernels_row_invariance:2
     kernels_cases_layers:2 kernels_cases_paged:2 kernels_cases_attention:2 kernels_cases_attention_split:4 kernels_thread_invariance:2
     kernels_cases_top_k:2 kernels_cases_vocab:1 kernels_cases_flat:1 kernels_cases_device:1 kernels_cases_head_norm:1
@@ -21,9 +21,9 @@ programs="kernels_cases_gemm:8 unit_kernels_cuda_gemm_small:6 kernels_grad_layer
 
 options_of() { # tool, program
     case "$1 $2" in
-    # It asks for more memory than there is, to see the error.
+    # This test allocates too much memory on purpose.
     "memcheck kernels_cases_device") echo "--report-api-errors no" ;;
-    racecheck*) echo "--print-limit 100000" ;; # or those of nvjet kernels hide others
+    racecheck*) echo "--print-limit 100000" ;; # otherwise reports of nvjet kernels could hide others
     esac
 }
 
@@ -37,7 +37,7 @@ run_one() { # tool, program, part
     log=$RK_LOGS/$1.$2.$(echo "$3" | tr / _).log
     begin=$(date +%s)
     quick=0
-    [ "$1" = racecheck ] && quick=1 # it looks at every access to shared memory
+    [ "$1" = racecheck ] && quick=1 # racecheck instruments every access to shared memory, which is slow
     # shellcheck disable=SC2046 # several options are several words
     RK_TEST_PART=$3 RK_TEST_QUICK=$quick RK_TEST_DEVICE=${RK_TEST_DEVICE:-cuda:0} timeout "$RK_LIMIT" "$RK_SANITIZER" \
         --tool "$1" --error-exitcode 99 $(options_of "$1" "$2") "$RK_TESTS/$2" >"$log" 2>&1
@@ -49,7 +49,7 @@ run_one() { # tool, program, part
     77) verdict="no GPU" ;;
     99) verdict=FOUND ;;
     124) verdict="TIME LIMIT" ;;
-    9 | 137) verdict="KILLED" ;; # memory, most likely: fewer at a time (-j)
+    9 | 137) verdict="KILLED" ;; # probably out of memory: run fewer at a time (-j)
     *) verdict="FAILED $code" ;;
     esac
     printf '%-10s %-28s %-5s %-10s %4d s  %s\n' "$1" "$2" "$3" "$verdict" $(($(date +%s) - begin)) \

@@ -1,12 +1,13 @@
 # The rules of check_sizes.sh, for code in the project's format (tools/check_format.sh): a function's braces stand
-# alone in column 1, and statements are indented by four a level. Input: names of source files, one a line.
+# alone in column 1, and statements are indented by four a level. Input: names of source files, one
+# per line.
 BEGIN {
     MAX_COLUMNS = 110
     MAX_SOURCE_LINES = 900
     MAX_HEADER_LINES = 600
     MAX_FUNCTION_LINES = 80
     MAX_LONG_FUNCTION_LINES = 150 # with a comment "RK_LINT_LONG: reason" above or inside
-    MAX_PARAMETERS = 7 # unless a comment "RK_LINT_FOREIGN: library" above says whose callback it is
+    MAX_PARAMETERS = 7 # unless a comment "RK_LINT_FOREIGN: library" above names the library whose callback it is
     MAX_NESTING = 4
 }
 
@@ -34,7 +35,7 @@ function count_parameters(text,    i, c, depth, commas, content) {
     return content == "" || content == "void" ? 0 : commas + 1
 }
 
-# The name in front of the last outermost parenthesis, for messages.
+# The name before the last outermost parenthesis, for messages.
 function function_name(text) {
     sub(/[(].*$/, "", text)
     gsub(/[ \t]+$/, "", text)

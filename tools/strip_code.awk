@@ -1,5 +1,6 @@
-# Shared by the lint scripts: strip(line) returns the code of a line, with comments removed and string and
-# character literals emptied. Keeps the state of a block comment between lines; reset by `in_comment = 0`.
+# Common code of the lint scripts: strip(line) returns the code of a line, with comments removed and
+# string and character literals emptied. Keeps the state of a block comment between lines; reset by
+# `in_comment = 0`.
 function strip(line,    out, c, two, quote) {
     out = ""
     while (line != "") {

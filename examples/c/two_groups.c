@@ -3,7 +3,8 @@
  *   cc -std=c11 two_groups.c $(pkg-config --cflags --libs rankd_driver) -o two_groups
  *   ./two_groups HOSTS HOSTS
  *
- * HOSTS is ADDRESS,ADDRESS,...: the daemons of a group. Each group gets a small Llama with random weights. */
+ * HOSTS is ADDRESS,ADDRESS,...: the daemons of one group. Each group gets a small Llama with random
+ * weights. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +30,7 @@ struct group {
     struct rk_json *options; /* of generate_sequences */
 };
 
-/* Every function of the library returns NULL or a status that says what went wrong. */
+/* Every fallible function of the library returns NULL or an error status. */
 static void check(struct rk_status *st)
 {
     if (!st)
@@ -66,7 +67,7 @@ static struct rk_batch *make_prompts(void)
     return batch;
 }
 
-/* The actor on all daemons of the group, one replica each, and a rollout that uses its weights. */
+/* Creates the actor on all daemons of the group, one replica each, and a rollout that shares its weights. */
 static void open_group(struct group *group, const char *hosts)
 {
     struct rk_driver_config config = {.struct_size = sizeof(config)};

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Writes the data of the jobs: complete an arithmetic sequence. "3,5:9,2" reads: a sequence begins with 3, 5; after 9 it
-# goes on at 0; give the next 2 terms. Answer: "7,9". All first terms, steps 1 to 3, and 1 to 3 asked terms: 90 prompts.
+# Writes the data of the jobs: complete an arithmetic sequence. "3,5:9,2" means: the sequence begins
+# with 3, 5; after 9 it continues at 0; give the next 2 terms. Answer: "7,9". All first terms, steps
+# 1 to 3, and 1 to 3 asked terms: 90 prompts.
 #   train.jsonl                   the prompts, for rewards
 #   sft.jsonl, sft_val.jsonl      prompts and answers; 10 are held out
 #   pairs.jsonl, pairs_val.jsonl  the right answer and one that counts down instead of up
