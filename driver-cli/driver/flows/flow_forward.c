@@ -20,8 +20,16 @@ static struct rk_status *select_tokens(struct rk_batch **out, const struct rk_fl
     return rk_batch_select(out, pass->batch, pass->columns ? pass->columns : of_responses, no_meta);
 }
 
-/* The future of the role's pass, which the caller then owns; NULL when none was started. */
-static struct rk_future *take_started(struct rk_flow_context *ctx, uint32_t role)
+bool rk_flow_is_started(const struct rk_flow_context *ctx, uint32_t role)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(ctx->passes); i++) {
+        if (ctx->passes[i].future && ctx->passes[i].role == role)
+            return true;
+    }
+    return false;
+}
+
+struct rk_future *rk_flow_take_started(struct rk_flow_context *ctx, uint32_t role)
 {
     for (size_t i = 0; i < RK_ARRAY_LEN(ctx->passes); i++) {
         struct rk_future *future = ctx->passes[i].future;
@@ -37,7 +45,7 @@ static struct rk_future *take_started(struct rk_flow_context *ctx, uint32_t role
 struct rk_status *rk_flow_run_pass(struct rk_flow_context *ctx, const struct rk_flow_pass *pass,
                                    struct rk_driver_result *result)
 {
-    struct rk_future *started = take_started(ctx, rk_role_parse(pass->role));
+    struct rk_future *started = rk_flow_take_started(ctx, rk_role_parse(pass->role));
     struct rk_batch *tokens = NULL;
     struct rk_plan plan;
     struct rk_status *st;
@@ -89,23 +97,36 @@ static int32_t find_place(const struct rk_flow_context *ctx, uint32_t role)
     return place;
 }
 
+struct rk_status *rk_flow_start_beside(bool *is_started, struct rk_flow_context *ctx,
+                                       const struct rk_driver_call_args *call)
+{
+    uint32_t role = rk_role_parse(call->role);
+    int32_t place = find_place(ctx, role);
+
+    *is_started = false;
+    if (place < 0)
+        return NULL;
+    ctx->passes[place].role = role;
+    RK_TRY(rk_driver_start(&ctx->passes[place].future, ctx->driver, call));
+    *is_started = true;
+    return NULL;
+}
+
 struct rk_status *rk_flow_start_pass(struct rk_flow_context *ctx, const struct rk_flow_pass *pass)
 {
-    uint32_t role = rk_role_parse(pass->role);
-    int32_t place = find_place(ctx, role);
     struct rk_driver_call_args call = {.role = pass->role, .method = pass->method, .options = pass->options};
     struct rk_batch *tokens = NULL;
     struct rk_plan plan;
     struct rk_status *st = NULL;
+    bool is_started;
 
-    if (place < 0)
+    if (find_place(ctx, rk_role_parse(pass->role)) < 0)
         goto out;
     RK_TRY_GOTO(st, make_plan(ctx, pass, &plan), out);
     RK_TRY_GOTO(st, select_tokens(&tokens, pass), out);
     call.batch = tokens;
     call.plan = &plan;
-    ctx->passes[place].role = role;
-    st = rk_driver_start(&ctx->passes[place].future, ctx->driver, &call);
+    st = rk_flow_start_beside(&is_started, ctx, &call);
 out:
     rk_batch_destroy(tokens);
     rk_json_free(pass->options);

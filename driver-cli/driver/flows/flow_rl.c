@@ -23,6 +23,7 @@ static const struct rk_flow_step *const steps[] = {
     &rk_step_opd,
     &rk_step_update_critic,
     &rk_step_update_actor,
+    &rk_step_end_update_critic,
     &rk_step_verify_replicas,
     &rk_step_save_checkpoint,
     &rk_step_update_weights,
@@ -36,7 +37,8 @@ static const struct rk_flow_step *const rows[] = {&rk_step_prompts, &rk_step_gen
 static const struct rk_flow_step *const passes[] = {&rk_step_verify_log_prob, &rk_step_ref,
                                                     &rk_step_teacher,         &rk_step_values,
                                                     &rk_step_verify_rm_score, NULL};
-static const struct rk_flow_step *const updates[] = {&rk_step_update_critic, &rk_step_update_actor, NULL};
+static const struct rk_flow_step *const updates[] = {&rk_step_update_critic, &rk_step_update_actor,
+                                                     &rk_step_end_update_critic, NULL};
 
 const struct rk_flow rk_flow_rl = {
     .name = "rl",

@@ -98,6 +98,23 @@ static struct rk_json *loss_options(const struct rk_config *job)
     return options;
 }
 
+/* Runs the update, or starts it if the critic shares no rank with the actor: rk_step_end_update_critic waits
+ * for it after the actor's update. */
+static struct rk_status *run_update(struct rk_flow_context *ctx, const struct rk_batch *batch,
+                                    const struct rk_plan *plan, struct rk_driver_result *result)
+{
+    struct rk_json *options = loss_options(ctx->job);
+    const struct rk_driver_call_args call = {
+        .role = "critic", .method = "update_critic", .batch = batch, .options = options, .plan = plan};
+    bool is_started;
+    struct rk_status *st = rk_flow_start_beside(&is_started, ctx, &call);
+
+    if (!st && !is_started)
+        return rk_flow_call(ctx, call.role, call.method, batch, options, plan, result);
+    rk_json_free(options);
+    return st;
+}
+
 static struct rk_status *update_critic(struct rk_flow_context *ctx)
 {
     struct rk_driver_result result = {0};
@@ -111,7 +128,7 @@ static struct rk_status *update_critic(struct rk_flow_context *ctx)
         return NULL;
     st = make_batch(&batch, &plan, ctx);
     if (!st)
-        st = rk_flow_call(ctx, "critic", "update_critic", batch, loss_options(ctx->job), &plan, &result);
+        st = run_update(ctx, batch, &plan, &result);
     rk_flow_merge_metrics(ctx->metrics, result.metrics);
     rk_driver_result_fini(&result);
     rk_batch_destroy(batch);
@@ -120,3 +137,21 @@ static struct rk_status *update_critic(struct rk_flow_context *ctx)
 
 const struct rk_flow_step rk_step_update_critic = {"update_critic", "update_critic", has_critic,
                                                    update_critic};
+
+static bool is_updating(const struct rk_flow_context *ctx)
+{
+    return rk_flow_is_started(ctx, RK_ROLE_CRITIC);
+}
+
+static struct rk_status *end_update(struct rk_flow_context *ctx)
+{
+    struct rk_driver_result result = {0};
+    struct rk_status *st = rk_future_take(rk_flow_take_started(ctx, RK_ROLE_CRITIC), &result);
+
+    rk_flow_merge_metrics(ctx->metrics, result.metrics);
+    rk_driver_result_fini(&result);
+    return st;
+}
+
+const struct rk_flow_step rk_step_end_update_critic = {"update_critic", "update_critic", is_updating,
+                                                       end_update};

@@ -7,8 +7,9 @@
 /* --- the steps, one file each, or shared by steps with common functions (step_*.c) --- */
 extern const struct rk_flow_step rk_step_prompts, rk_step_generate, rk_step_generate_filtered, rk_step_layout,
     rk_step_reward, rk_step_baseline, rk_step_samples, rk_step_old_log_prob, rk_step_ref, rk_step_teacher,
-    rk_step_opd, rk_step_values, rk_step_adv, rk_step_update_critic, rk_step_update_actor, rk_step_metrics,
-    rk_step_verify_replicas, rk_step_save_checkpoint, rk_step_validate, rk_step_dump;
+    rk_step_opd, rk_step_values, rk_step_adv, rk_step_update_critic, rk_step_end_update_critic,
+    rk_step_update_actor, rk_step_metrics, rk_step_verify_replicas, rk_step_save_checkpoint, rk_step_validate,
+    rk_step_dump;
 extern const struct rk_flow_step rk_step_token_rewards, rk_step_rollout_correction, rk_step_update_weights;
 extern const struct rk_flow_step rk_step_examples, rk_step_update_sft, rk_step_update_dpo,
     rk_step_example_metrics, rk_step_validate_sft, rk_step_validate_dpo;
@@ -65,7 +66,14 @@ struct rk_status *rk_flow_run_pass(struct rk_flow_context *ctx, const struct rk_
  * concurrently and uses other devices. Otherwise it only frees the options. */
 struct rk_status *rk_flow_start_pass(struct rk_flow_context *ctx,
                                      const struct rk_flow_pass *pass) RK_NODISCARD;
-/* Cancels passes that were started and not taken. */
+/* Starts any other call under the same condition. *is_started is false if the role shares a rank: the call
+ * was not sent. */
+struct rk_status *rk_flow_start_beside(bool *is_started, struct rk_flow_context *ctx,
+                                       const struct rk_driver_call_args *call) RK_NODISCARD;
+bool rk_flow_is_started(const struct rk_flow_context *ctx, uint32_t role);
+/* The future of the role's started call, which the caller then owns; NULL when none was started. */
+struct rk_future *rk_flow_take_started(struct rk_flow_context *ctx, uint32_t role);
+/* Cancels calls that were started and not taken. */
 void rk_flow_drop_passes(struct rk_flow_context *ctx);
 /* Whether no rank belongs to both meshes. */
 bool rk_flow_are_apart(const struct rk_mesh *a, const struct rk_mesh *b);
