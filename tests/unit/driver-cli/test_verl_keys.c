@@ -306,6 +306,9 @@ static void test_verl_keys_go_to_rankds(void **state)
                                        "reward.reward_model.enable_resource_pool=False",
                                        TEACHERS "teacher_model.model_path=org/big",
                                        TEACHERS "teacher_model.inference.tensor_model_parallel_size=4",
+                                       "global_profiler.tool=torch",
+                                       "global_profiler.steps=[2,5]",
+                                       RK_JOB_ACTOR "profiler.enable=True",
                                        NULL};
     struct rk_config *job;
 
@@ -324,6 +327,8 @@ static void test_verl_keys_go_to_rankds(void **state)
     assert_int_equal(rk_config_int(job, RK_JOB_REWARD_MODEL RK_JOB_TP), 2);
     assert_int_equal(rk_config_int(job, RK_JOB_REWARD_MODEL RK_JOB_CP), 3);
     assert_int_equal(rk_config_int(job, RK_JOB_REF RK_JOB_PP), 2);
+    assert_int_equal(rk_json_count(rk_config_json(job, "trainer.profile_steps")), 2);
+    assert_int_equal(rk_json_as_int(rk_json_at(rk_config_json(job, "trainer.profile_steps"), 1), -1), 5);
     assert_string_equal(rk_config_origin(job, RK_JOB_ACTOR "optim.clip_grad"), "flag");
     rk_config_destroy(job);
 }
@@ -343,6 +348,7 @@ static void test_verl_features_that_rankd_lacks_are_refused(void **state)
         {"+" RK_JOB_MODEL "override_config.num_hidden_layers=2",
          "not supported: write the value into config.json"},
         {TEACHERS "math.model_path=org/math", "only one teacher is supported"},
+        {"global_profiler.tool=nsys", "expected null|torch, got \"nsys\""},
         {"distillation.distillation_loss.policy_loss_mode=gspo", "expected vanilla, got \"gspo\""},
         {RK_JOB_ROLLOUT "name=mystery", "expected one of rankd"},
         {RK_JOB_ROLLOUT "freeze_cache_engine=True", "unknown key; did you mean"},
