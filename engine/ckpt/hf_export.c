@@ -27,7 +27,7 @@ struct export_job {
     struct rk_model *model;
     const char *dir;
     bool is_writer;    /* writes RK_OUTPUT_HF */
-    bool is_gatherer;  /* in the writer's tp group */
+    bool is_gatherer;  /* takes part in gathering the rows for the writer */
     int64_t *shard_of; /* [num_params] */
     int64_t num_shards;
     void *parts;  /* one gathered block of all tp ranks: [tp, rows, local_shape[1]] */
@@ -403,7 +403,9 @@ struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir, in
     struct export_job job = {.model = model, .dir = dir};
     struct rk_status *st;
 
-    job.is_gatherer = coords->axis[RK_AXIS_DP] == 0 && coords->axis[RK_AXIS_CP] == 0;
+    /* The writer's replica has everything; of experts other replicas have some. */
+    job.is_gatherer = rk_mesh_axis_size(rk_mesh_comms_mesh(model->core->mesh), RK_AXIS_EP) > 1 ||
+                      (coords->axis[RK_AXIS_DP] == 0 && coords->axis[RK_AXIS_CP] == 0);
     job.is_writer = rk_output_is_writer(RK_OUTPUT_HF, model->core->mesh);
     RK_ASSERT(dir || !job.is_writer);
     rk_model_walk_begin(&job.walk, model->core, "export", hooks);

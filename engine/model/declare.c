@@ -57,7 +57,8 @@ static struct rk_status *declare_layer(struct rk_model_core *core, int64_t numbe
     layer->begin = core->num_blocks;
     for (const struct rk_block_desc *desc = layer->kind->blocks; desc->ops; desc++) {
         struct rk_block *block = &core->blocks[core->num_blocks++];
-        struct rk_block_site site = {.config = &core->config, .layer = number, .module = desc->module};
+        struct rk_block_site site = {
+            .config = &core->config, .layout = &core->layout, .layer = number, .module = desc->module};
         char name[96];
 
         block->ops = desc->ops;

@@ -56,6 +56,18 @@ static struct rk_status *gather_held(struct rk_model *model, const struct rk_par
     return rk_comm_all_gather(group, core->stream, parts, mine);
 }
 
+/* Broadcasts the rows of an expert from the rank of ep that holds them to the others of the stage. */
+static struct rk_status *spread_over_ep(struct rk_model *model, const struct rk_param *param,
+                                        rk_tensor_t parts)
+{
+    const struct rk_model_core *core = model->core;
+
+    if (param->ep_rank < 0 || core->params.coords.axis[RK_AXIS_PP] != param->stage)
+        return NULL;
+    return rk_comm_broadcast(rk_mesh_comms_group(core->mesh, RK_GROUP_EP), core->stream, parts,
+                             param->ep_rank);
+}
+
 /* Broadcasts from the stage that holds the rows to the others. Two stages with the same weight each have a
  * summand of its gradient. */
 static struct rk_status *spread_over_stages(struct rk_model *model, const struct rk_param_rows *rows,
@@ -87,6 +99,7 @@ struct rk_status *rk_model_gather_rows(struct rk_model *model, const struct rk_p
                       rk_comm_group_size(group), rows->count, placement.local_shape[1]));
     if (rk_params_placement(&core->params, rows->param)->is_held)
         RK_TRY(gather_held(model, rows, parts));
+    RK_TRY(spread_over_ep(model, param, parts));
     RK_TRY(spread_over_stages(model, rows, parts));
     RK_TRY(rk_stream_copy(core->stream, out, parts.data, rk_tensor_bytes(parts), RK_COPY_D2H));
     return rk_stream_sync(core->stream);
@@ -122,7 +135,7 @@ static void assemble(const struct rk_model *model, const struct rk_param_rows *r
     int64_t part_elements = rows->count * rk_params_owner_placement(params, rows->param).local_shape[1];
     struct rk_mesh_coords peer = params->coords;
 
-    peer.axis[RK_AXIS_PP] = param->stage;
+    rk_param_owner_coords(&peer, param);
     for (int32_t rank = 0; rank < rk_params_split_size(params, rows->param); rank++) {
         struct rk_placement placement;
         struct rk_param_box box;

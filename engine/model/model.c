@@ -27,17 +27,11 @@ struct rk_status *rk_numerics_parse(rk_numerics_t *out, const char *text)
     return RK_FAIL(RK_INVALID_ARGUMENT, "numerics='%.32s', expected fast or strict", text);
 }
 
-/* Checks the mesh axes that are not implemented yet. Expert tensor parallelism equals tp unless it is set. */
+/* Expert tensor parallelism equals tp unless it is set. */
 static struct rk_status *check_axes(const struct rk_mesh *mesh)
 {
-    static const rk_axis_t axes[] = {RK_AXIS_EP};
     int32_t etp = rk_mesh_axis_size(mesh, RK_AXIS_ETP);
 
-    for (size_t i = 0; i < RK_ARRAY_LEN(axes); i++) {
-        if (rk_mesh_axis_size(mesh, axes[i]) > 1)
-            return RK_FAIL(RK_UNIMPLEMENTED, "mesh axis %s=%d is not implemented, expected 1",
-                           rk_axis_name(axes[i]), rk_mesh_axis_size(mesh, axes[i]));
-    }
     if (etp > 1 && etp != rk_mesh_axis_size(mesh, RK_AXIS_TP))
         return RK_FAIL(RK_UNIMPLEMENTED, "mesh axis etp=%d is not implemented, expected 1 or tp", etp);
     return NULL;

@@ -210,11 +210,6 @@ struct rk_status *rk_model_cut_packed(struct rk_model_core *core, struct rk_pass
 struct rk_status *rk_model_gather_packed(const struct rk_pass *pass, rk_tensor_t x, int64_t num_tokens,
                                          rk_tensor_t *out) RK_NODISCARD;
 
-/* Zeroed host memory of the current pass for `count` elements: *out, a pointer, is never NULL on success.
- * RESOURCE_EXHAUSTED. */
-struct rk_status *rk_pass_alloc_host(const struct rk_pass *pass, void *out, int64_t count,
-                                     size_t elem_bytes) RK_NODISCARD;
-
 /* The factor that kernels multiply logits with. INVALID_ARGUMENT for a temperature out of range. */
 struct rk_status *rk_inverse_temperature(float *out, double temperature) RK_NODISCARD;
 

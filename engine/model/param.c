@@ -56,6 +56,13 @@ static bool is_first_of_grad_group(const struct rk_param *param, const struct rk
     return coords->axis[RK_AXIS_DP] == 0 && coords->axis[RK_AXIS_CP] == 0;
 }
 
+void rk_param_owner_coords(struct rk_mesh_coords *coords, const struct rk_param *param)
+{
+    coords->axis[RK_AXIS_PP] = param->stage;
+    if (param->ep_rank >= 0)
+        coords->axis[RK_AXIS_EP] = param->ep_rank;
+}
+
 void rk_param_place(struct rk_placement *out, const struct rk_param *param, const struct rk_mesh *mesh,
                     const struct rk_mesh_coords *coords)
 {

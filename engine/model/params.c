@@ -98,7 +98,7 @@ struct rk_placement rk_params_owner_placement(const struct rk_param_table *table
     struct rk_mesh_coords coords = table->coords;
     struct rk_placement placement;
 
-    coords.axis[RK_AXIS_PP] = table->params[i].stage;
+    rk_param_owner_coords(&coords, &table->params[i]);
     rk_param_place(&placement, &table->params[i], table->mesh, &coords);
     return placement;
 }

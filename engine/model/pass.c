@@ -12,6 +12,7 @@ static void fill_pass(const struct rk_model_core *core, struct rk_pass *pass)
     *pass = (struct rk_pass){
         .stream = core->stream,
         .tp = rk_mesh_comms_group(core->mesh, RK_GROUP_TP),
+        .ep = rk_mesh_comms_group(core->mesh, RK_GROUP_EP),
         .dtype = core->dtype,
         .stat_dtype = core->dtype == RK_DTYPE_F64 ? RK_DTYPE_F64 : RK_DTYPE_F32,
         .grad_dtype = core->dtype == RK_DTYPE_F64 ? RK_DTYPE_F64 : RK_DTYPE_F32,
@@ -118,17 +119,6 @@ struct rk_status *rk_model_begin_packed(struct rk_model *model, const struct rk_
                           all.num_tokens));
     return rk_step_upload(pass->kept, pass->stream, &pass->cu_seqlens, RK_DTYPE_I32, all.cu_seqlens,
                           all.num_seqs + 1);
-}
-
-struct rk_status *rk_pass_alloc_host(const struct rk_pass *pass, void *out, int64_t count, size_t elem_bytes)
-{
-    void *memory = rk_arena_calloc(pass->host, (size_t)count + 1, elem_bytes);
-
-    if (!memory)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory for %lld elements of %zu bytes",
-                       (long long)count, elem_bytes);
-    memcpy(out, &memory, sizeof(memory));
-    return NULL;
 }
 
 struct rk_status *rk_model_check_temperature(double temperature)

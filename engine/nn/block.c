@@ -1,4 +1,6 @@
-/* Derived from a block's declaration: sizes in bytes, and the tensors of a pass. */
+/* Derived from a block's declaration: sizes in bytes, and the tensors of a pass; host memory of a pass. */
+#include <string.h>
+
 #include "base/rk_assert.h"
 #include "engine/nn/nn_internal.h"
 
@@ -64,4 +66,15 @@ const struct rk_rope_tables *rk_block_rope(const struct rk_pass *pass, const str
 {
     RK_ASSERT(block->rope >= 0);
     return &pass->ropes[block->rope];
+}
+
+struct rk_status *rk_pass_alloc_host(const struct rk_pass *pass, void *out, int64_t count, size_t elem_bytes)
+{
+    void *memory = rk_arena_calloc(pass->host, (size_t)count + 1, elem_bytes);
+
+    if (!memory)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory for %lld elements of %zu bytes",
+                       (long long)count, elem_bytes);
+    memcpy(out, &memory, sizeof(memory));
+    return NULL;
 }

@@ -10,23 +10,46 @@
  * sequence parallelism every rank gets its rows). The gradients of probabilities, and with them those of the
  * router, are summands too.
  *
+ * With etp=1 and tp > 1 every expert keeps its whole width, and each tp rank routes its own rows of the
+ * residual stream; the shared expert is split over tp as before. The gradient of the router is again a
+ * summand: that of the rank's rows.
+ *
+ * With ep > 1 the rows are exchanged with the ranks of their experts (moe_exchange.c).
+ *
  * Nothing of a token depends on other tokens: products give a row the bits that it has alone, and rows of a
  * token are added by ascending expert. */
 #include "engine/nn/moe_internal.h"
 
-static struct rk_status *make_saved(const struct rk_pass *pass, const struct rk_block *block,
-                                    struct rk_moe_saved *saved)
+/* The pass with the number of tokens that this rank routes. */
+static struct rk_pass pass_of_experts(const struct rk_pass *pass, const struct rk_moe *moe)
 {
-    const struct rk_moe *moe = block->own;
+    struct rk_pass experts = *pass;
 
-    *saved = (struct rk_moe_saved){0};
+    if (moe->is_by_rows)
+        experts.num_tokens = pass->num_rows;
+    return experts;
+}
+
+static struct rk_status *make_saved_of_experts(const struct rk_pass *pass, const struct rk_block *block,
+                                               struct rk_moe_saved *saved)
+{
     RK_TRY(rk_activation_make(pass, block, RK_MOE_LOGITS, &saved->logits));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_IDS, &saved->ids));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_PLACES, &saved->places));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_TOKENS, &saved->tokens));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_OFFSETS, &saved->offsets));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_ROW_PROBS, &saved->row_probs));
-    RK_TRY(rk_activation_make(pass, block, RK_MOE_GATE_UP, &saved->gate_up));
+    return pass->ep ? NULL : rk_activation_make(pass, block, RK_MOE_GATE_UP, &saved->gate_up);
+}
+
+static struct rk_status *make_saved(const struct rk_pass *pass, const struct rk_block *block,
+                                    struct rk_moe_saved *saved)
+{
+    const struct rk_moe *moe = block->own;
+    struct rk_pass experts = pass_of_experts(pass, moe);
+
+    *saved = (struct rk_moe_saved){0};
+    RK_TRY(make_saved_of_experts(&experts, block, saved));
     if (moe->shared.intermediate_size == 0)
         return NULL;
     RK_TRY(rk_activation_make(pass, block, RK_MOE_SHARED_GATE_UP, &saved->shared_gate_up));
@@ -47,27 +70,90 @@ static struct rk_moe_rows rows_of(const struct rk_moe_saved *saved)
         .offsets = as_list(saved->offsets), .probs = as_list(saved->row_probs), .gate_up = saved->gate_up};
 }
 
+/* The rows of x become what the experts make of them. */
+static struct rk_status *experts_of_rank_fwd(const struct rk_pass *pass, const struct rk_block *block,
+                                             const struct rk_moe_saved *saved, rk_tensor_t x_rows,
+                                             bool has_out)
+{
+    struct rk_moe_rows rows = rows_of(saved);
+    rk_tensor_t activated = {0};
+
+    if (has_out)
+        RK_TRY(rk_activation_make(pass, block, RK_MOE_ACTIVATED, &activated));
+    return rk_moe_experts_fwd(pass, block->own, &rows, x_rows, activated,
+                              has_out ? x_rows : (rk_tensor_t){0});
+}
+
 /* y [T, hidden_size] = what the experts make of x: a summand over tp. y none: what backward needs only. */
 static struct rk_status *experts_fwd(const struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
                                      const struct rk_moe_saved *saved, rk_tensor_t y)
 {
-    const struct rk_moe *moe = block->own;
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
-    struct rk_moe_rows rows = rows_of(saved);
-    rk_tensor_t probs, x_rows, activated = {0};
+    rk_tensor_t probs, x_rows;
 
     RK_TRY(rk_activation_make(pass, block, RK_MOE_PROBS, &probs));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_ROWS, &x_rows));
-    if (y.data)
-        RK_TRY(rk_activation_make(pass, block, RK_MOE_ACTIVATED, &activated));
-    RK_TRY(rk_moe_choose(pass, moe, x, saved, probs));
+    RK_TRY(rk_moe_choose(pass, block->own, x, saved, probs));
     RK_TRY(rk_moe_sort_tokens(pass, saved, probs));
-    RK_TRY(rk_moe_hand_out(pass, saved, x, x_rows));
-    RK_TRY(rk_moe_experts_fwd(pass, moe, &rows, x_rows, activated, y.data ? x_rows : (rk_tensor_t){0}));
+    if (y.data || !pass->ep)
+        RK_TRY(rk_moe_hand_out(pass, saved, x, x_rows));
+    if (!pass->ep)
+        RK_TRY(experts_of_rank_fwd(pass, block, saved, x_rows, y.data != NULL));
+    else if (y.data)
+        RK_TRY(rk_moe_exchange_fwd(pass, block, saved, x_rows));
     if (y.data)
         RK_TRY(rk_moe_collect(pass, saved, x_rows, y));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
+}
+
+/* Both kinds of experts over the same tokens. y none: what backward needs only. */
+static struct rk_status *forward_by_tokens(const struct rk_pass *pass, const struct rk_block *block,
+                                           const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t out,
+                                           rk_reduce_op_t op)
+{
+    const struct rk_moe *moe = block->own;
+    rk_tensor_t y = {0};
+
+    RK_TRY(rk_sp_gather(pass, x, &x));
+    if (out.data)
+        RK_TRY(rk_sp_begin_sum(pass, out, &y));
+    RK_TRY(experts_fwd(pass, block, x, saved, y));
+    if (moe->shared.intermediate_size > 0)
+        RK_TRY(rk_moe_shared_fwd(pass, block, x, saved, y));
+    return out.data ? rk_sp_sum(pass, y, out, op) : NULL;
+}
+
+/* out += the sum over tp of `tokens`. */
+static struct rk_status *add_sum(const struct rk_pass *pass, rk_tensor_t tokens, rk_tensor_t out,
+                                 rk_reduce_op_t op)
+{
+    rk_tensor_t rows;
+
+    RK_TRY(rk_step_2d(pass->arena, &rows, out.dtype, out.shape[0], out.shape[1]));
+    RK_TRY(rk_sp_sum(pass, tokens, rows, op));
+    return rk_axpby(pass->stream, &(struct rk_axpby_args){.y = out, .x = rows, .alpha = 1, .beta = 1});
+}
+
+/* The experts over the rows of this rank, the shared one over all tokens. */
+static struct rk_status *forward_by_rows(const struct rk_pass *pass, const struct rk_block *block,
+                                         const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t out,
+                                         rk_reduce_op_t op)
+{
+    const struct rk_moe *moe = block->own;
+    struct rk_pass experts = pass_of_experts(pass, moe);
+    rk_tensor_t y = {0};
+
+    RK_TRY(experts_fwd(&experts, block, x, saved, out));
+    if (moe->shared.intermediate_size == 0)
+        return NULL;
+    RK_TRY(rk_sp_gather(pass, x, &x));
+    if (out.data) {
+        RK_TRY(rk_sp_begin_sum(pass, out, &y));
+        RK_TRY(rk_stream_zero(pass->stream, y.data, rk_tensor_bytes(y)));
+    }
+    RK_TRY(rk_moe_shared_fwd(pass, block, x, saved, y));
+    return out.data ? add_sum(pass, y, out, op) : NULL;
 }
 
 static struct rk_status *moe_forward(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
@@ -76,43 +162,57 @@ static struct rk_status *moe_forward(struct rk_pass *pass, const struct rk_block
     /* strict: the sum of a row may not depend on how many rows there are. */
     rk_reduce_op_t op = pass->is_strict ? RK_REDUCE_ORDERED_SUM : RK_REDUCE_SUM;
     const struct rk_moe *moe = block->own;
-    struct rk_moe_saved *saved = block_saved;
     struct rk_step_mark mark;
-    rk_tensor_t y = {0};
 
-    RK_TRY(make_saved(pass, block, saved));
+    RK_TRY(make_saved(pass, block, block_saved));
     mark = rk_step_arena_mark(pass->arena);
-    RK_TRY(rk_sp_gather(pass, x, &x));
-    if (out.data)
-        RK_TRY(rk_sp_begin_sum(pass, out, &y));
-    RK_TRY(experts_fwd(pass, block, x, saved, y));
-    if (moe->shared.intermediate_size > 0)
-        RK_TRY(rk_moe_shared_fwd(pass, block, x, saved, y));
-    if (out.data)
-        RK_TRY(rk_sp_sum(pass, y, out, op));
+    RK_TRY(moe->is_by_rows ? forward_by_rows(pass, block, block_saved, x, out, op)
+                           : forward_by_tokens(pass, block, block_saved, x, out, op));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }
 
-/* dx [T, hidden_size] of experts and router. The rows of dy, of x and of dx follow one another in one place.
+/* drows: the rows of dy become those of dx. The rows of dy, of x and of dx follow one another in one place.
  */
+static struct rk_status *experts_of_rank_bwd(const struct rk_pass *pass, const struct rk_block *block,
+                                             const struct rk_moe_saved *saved, rk_tensor_t x,
+                                             rk_tensor_t drows, rk_tensor_t drow_probs)
+{
+    struct rk_moe_rows rows = rows_of(saved);
+    rk_tensor_t activated;
+
+    RK_TRY(rk_activation_make(pass, block, RK_MOE_DACTIVATED, &activated));
+    RK_TRY(rk_moe_experts_bwd_down(pass, block->own, &rows, drows, activated, as_list(drow_probs)));
+    RK_TRY(rk_moe_hand_out(pass, saved, x, drows));
+    return rk_moe_experts_bwd_up(pass, block->own, &rows, drows, drows);
+}
+
+/* The same with experts on other ranks. */
+static struct rk_status *experts_of_all_bwd(const struct rk_pass *pass, const struct rk_block *block,
+                                            const struct rk_moe_saved *saved, rk_tensor_t x,
+                                            rk_tensor_t drows, rk_tensor_t drow_probs)
+{
+    rk_tensor_t x_rows;
+
+    RK_TRY(rk_step_2d(pass->arena, &x_rows, drows.dtype, drows.shape[0], drows.shape[1]));
+    RK_TRY(rk_moe_hand_out(pass, saved, x, x_rows));
+    return rk_moe_exchange_bwd(pass, block, saved, x_rows, drows, drow_probs);
+}
+
+/* dx [T, hidden_size] of experts and router. */
 static struct rk_status *experts_bwd(const struct rk_pass *pass, const struct rk_block *block,
                                      const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t dy,
                                      rk_tensor_t dx)
 {
-    const struct rk_moe *moe = block->own;
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
-    struct rk_moe_rows rows = rows_of(saved);
-    rk_tensor_t drow_probs, dprobs, drows, activated;
+    rk_tensor_t drow_probs, dprobs, drows;
 
     RK_TRY(rk_activation_make(pass, block, RK_MOE_DROW_PROBS, &drow_probs));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_DPROBS, &dprobs));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_DROWS, &drows));
-    RK_TRY(rk_activation_make(pass, block, RK_MOE_DACTIVATED, &activated));
     RK_TRY(rk_moe_hand_out(pass, saved, dy, drows));
-    RK_TRY(rk_moe_experts_bwd_down(pass, moe, &rows, drows, activated, as_list(drow_probs)));
-    RK_TRY(rk_moe_hand_out(pass, saved, x, drows));
-    RK_TRY(rk_moe_experts_bwd_up(pass, moe, &rows, drows, drows));
+    RK_TRY(pass->ep ? experts_of_all_bwd(pass, block, saved, x, drows, drow_probs)
+                    : experts_of_rank_bwd(pass, block, saved, x, drows, drow_probs));
     RK_TRY(rk_moe_collect(pass, saved, drows, dx));
     RK_TRY(rk_moe_collect_dprobs(pass, saved, drow_probs, dprobs));
     RK_TRY(rk_moe_choose_bwd(pass, block, saved, x, dprobs, dx));
@@ -120,13 +220,11 @@ static struct rk_status *experts_bwd(const struct rk_pass *pass, const struct rk
     return NULL;
 }
 
-static struct rk_status *moe_backward(struct rk_pass *pass, const struct rk_block *block,
-                                      const void *block_saved, rk_tensor_t x, rk_tensor_t dout,
-                                      rk_tensor_t dx)
+static struct rk_status *backward_by_tokens(const struct rk_pass *pass, const struct rk_block *block,
+                                            const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t dout,
+                                            rk_tensor_t dx)
 {
     const struct rk_moe *moe = block->own;
-    const struct rk_moe_saved *saved = block_saved;
-    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
     rk_tensor_t dtokens;
 
     RK_TRY(rk_sp_gather(pass, x, &x));
@@ -135,7 +233,37 @@ static struct rk_status *moe_backward(struct rk_pass *pass, const struct rk_bloc
     RK_TRY(experts_bwd(pass, block, saved, x, dout, dtokens));
     if (moe->shared.intermediate_size > 0)
         RK_TRY(rk_moe_shared_bwd(pass, block, saved, x, dout, dtokens));
-    RK_TRY(rk_sp_sum(pass, dtokens, dx, RK_REDUCE_SUM));
+    return rk_sp_sum(pass, dtokens, dx, RK_REDUCE_SUM);
+}
+
+static struct rk_status *backward_by_rows(const struct rk_pass *pass, const struct rk_block *block,
+                                          const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t dout,
+                                          rk_tensor_t dx)
+{
+    const struct rk_moe *moe = block->own;
+    struct rk_pass experts = pass_of_experts(pass, moe);
+    rk_tensor_t dtokens;
+
+    RK_TRY(experts_bwd(&experts, block, saved, x, dout, dx));
+    if (moe->shared.intermediate_size == 0)
+        return NULL;
+    RK_TRY(rk_sp_gather(pass, x, &x));
+    RK_TRY(rk_sp_gather(pass, dout, &dout));
+    RK_TRY(rk_sp_begin_sum(pass, dx, &dtokens));
+    RK_TRY(rk_stream_zero(pass->stream, dtokens.data, rk_tensor_bytes(dtokens)));
+    RK_TRY(rk_moe_shared_bwd(pass, block, saved, x, dout, dtokens));
+    return add_sum(pass, dtokens, dx, RK_REDUCE_SUM);
+}
+
+static struct rk_status *moe_backward(struct rk_pass *pass, const struct rk_block *block,
+                                      const void *block_saved, rk_tensor_t x, rk_tensor_t dout,
+                                      rk_tensor_t dx)
+{
+    const struct rk_moe *moe = block->own;
+    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+
+    RK_TRY(moe->is_by_rows ? backward_by_rows(pass, block, block_saved, x, dout, dx)
+                           : backward_by_tokens(pass, block, block_saved, x, dout, dx));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }

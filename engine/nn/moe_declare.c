@@ -21,6 +21,17 @@ static void set_stack(struct rk_param_spec *spec, char *name, size_t room, const
     spec->stack.name = name;
 }
 
+static int64_t experts_per_rank(const struct site *site, const struct rk_moe_config *config)
+{
+    return config->num_experts / rk_mesh_axis_size(site->params->mesh, RK_AXIS_EP);
+}
+
+/* Of this rank. */
+static int64_t first_expert(const struct site *site, const struct rk_moe_config *config)
+{
+    return site->params->coords.axis[RK_AXIS_EP] * experts_per_rank(site, config);
+}
+
 static void add_gate_up(struct rk_moe *moe, const struct site *site)
 {
     const struct rk_moe_config *config = &moe->config;
@@ -32,16 +43,18 @@ static void add_gate_up(struct rk_moe *moe, const struct site *site)
     set_stack(&spec, stack, sizeof(stack), site, "gate_up_proj");
     spec.stack.rows = 2 * config->intermediate_size;
     spec.stack.count = config->num_experts;
-    moe->gate_up = (struct rk_expert_weight){
-        .num_experts = config->num_experts, .rows = 2 * moe->intermediate_size, .cols = moe->hidden_size};
+    moe->gate_up = (struct rk_expert_weight){.num_experts = experts_per_rank(site, config),
+                                             .rows = 2 * moe->intermediate_size,
+                                             .cols = moe->hidden_size};
     for (int64_t e = 0; e < config->num_experts; e++) {
+        spec.ep_rank = (int32_t)(e / experts_per_rank(site, config));
         for (int i = 0; i < 2; i++) {
             int64_t row;
 
             spec.stack.first_row = (2 * e + i) * config->intermediate_size;
             row = rk_params_add(site->params, &spec, "model.layers.%lld.%s.experts.%lld.%s.weight",
                                 (long long)site->at->layer, site->at->module, (long long)e, names[i]);
-            if (!(spec.flags & RK_PARAM_FUSED))
+            if (e == first_expert(site, config) && i == 0)
                 moe->gate_up.param = row;
             spec.flags |= RK_PARAM_FUSED;
         }
@@ -58,15 +71,17 @@ static void add_down(struct rk_moe *moe, const struct site *site)
     set_stack(&spec, stack, sizeof(stack), site, "down_proj");
     spec.stack.rows = moe->hidden_size;
     spec.stack.count = config->num_experts;
-    moe->down = (struct rk_expert_weight){
-        .num_experts = config->num_experts, .rows = moe->hidden_size, .cols = moe->intermediate_size};
+    moe->down = (struct rk_expert_weight){.num_experts = experts_per_rank(site, config),
+                                          .rows = moe->hidden_size,
+                                          .cols = moe->intermediate_size};
     for (int64_t e = 0; e < config->num_experts; e++) {
         int64_t row;
 
+        spec.ep_rank = (int32_t)(e / experts_per_rank(site, config));
         spec.stack.first_row = e * moe->hidden_size;
         row = rk_params_add(site->params, &spec, "model.layers.%lld.%s.experts.%lld.%s.weight",
                             (long long)site->at->layer, site->at->module, (long long)e, config->names->down);
-        if (e == 0)
+        if (e == first_expert(site, config))
             moe->down.param = row;
         spec.flags |= RK_PARAM_FUSED;
     }
@@ -174,13 +189,15 @@ static void declare_rows(struct rk_block *block)
     list[RK_MOE_TOKENS].is_index = true;
     list[RK_MOE_ROW_PROBS] = of_rows(moe, "row_probs", RK_ACTIVATION_SAVED, 1);
     list[RK_MOE_ROW_PROBS].is_stat = true;
-    list[RK_MOE_GATE_UP] = of_rows(moe, "gate_up", RK_ACTIVATION_SAVED, 2 * size);
     list[RK_MOE_ROWS] = of_rows(moe, "rows", RK_ACTIVATION_FORWARD, moe->hidden_size);
-    list[RK_MOE_ACTIVATED] = of_rows(moe, "activated", RK_ACTIVATION_FORWARD, size);
     list[RK_MOE_DROWS] = of_rows(moe, "drows", RK_ACTIVATION_BACKWARD, moe->hidden_size);
-    list[RK_MOE_DACTIVATED] = of_rows(moe, "dactivated", RK_ACTIVATION_BACKWARD, size);
     list[RK_MOE_DROW_PROBS] = of_rows(moe, "drow_probs", RK_ACTIVATION_BACKWARD, 1);
     list[RK_MOE_DROW_PROBS].is_stat = true;
+    if (moe->gate_up.num_experts < moe->config.num_experts)
+        return; /* the experts work on the rows of an exchange */
+    list[RK_MOE_GATE_UP] = of_rows(moe, "gate_up", RK_ACTIVATION_SAVED, 2 * size);
+    list[RK_MOE_ACTIVATED] = of_rows(moe, "activated", RK_ACTIVATION_FORWARD, size);
+    list[RK_MOE_DACTIVATED] = of_rows(moe, "dactivated", RK_ACTIVATION_BACKWARD, size);
 }
 
 static void declare_activations(struct rk_block *block)
@@ -210,12 +227,18 @@ static void declare_activations(struct rk_block *block)
 static struct rk_status *check_mesh(const struct rk_param_table *params, const struct rk_moe_config *config)
 {
     int32_t tp_size = rk_params_tp_size(params), etp_size = rk_mesh_axis_size(params->mesh, RK_AXIS_ETP);
+    int32_t ep_size = rk_mesh_axis_size(params->mesh, RK_AXIS_EP);
 
-    if (etp_size != tp_size)
+    if (etp_size != tp_size && !(etp_size == 1 && params->splits_rows))
         return RK_FAIL(RK_UNIMPLEMENTED,
-                       "mesh axis etp=%d is not implemented for layers of experts, expected tp=%d", etp_size,
-                       tp_size);
-    RK_TRY(rk_params_check_divides(params, "moe_intermediate_size", config->intermediate_size));
+                       "mesh axis etp=%d with tp=%d, expected etp=%d, or etp=1 and "
+                       "megatron.sequence_parallel=true",
+                       etp_size, tp_size, tp_size);
+    if (config->num_experts % ep_size != 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "num_experts=%lld is not divisible by ep=%d",
+                       (long long)config->num_experts, ep_size);
+    if (etp_size > 1)
+        RK_TRY(rk_params_check_divides(params, "moe_intermediate_size", config->intermediate_size));
     return rk_params_check_divides(params, "shared_expert_intermediate_size",
                                    config->shared_intermediate_size);
 }
@@ -224,13 +247,16 @@ struct rk_status *rk_moe_declare(struct rk_block *block, struct rk_param_table *
                                  const struct rk_block_site *at)
 {
     const struct rk_moe_config *config = &at->config->moe;
+    int32_t etp_size = rk_mesh_axis_size(params->mesh, RK_AXIS_ETP);
     struct site site = {.params = params, .at = at};
     struct rk_moe *moe = block->own;
 
     RK_TRY(check_mesh(params, config));
     moe->config = *config;
+    moe->dispatch_rows = at->layout->moe_dispatch_tokens * config->num_experts_per_tok;
     moe->hidden_size = at->config->hidden_size;
-    moe->intermediate_size = config->intermediate_size / rk_params_tp_size(params);
+    moe->is_by_rows = etp_size < rk_params_tp_size(params);
+    moe->intermediate_size = config->intermediate_size / etp_size;
     moe->shared.intermediate_size = config->shared_intermediate_size / rk_params_tp_size(params);
     add_router(moe, &site);
     add_gate_up(moe, &site);

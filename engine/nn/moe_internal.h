@@ -7,6 +7,10 @@
 
 #include "engine/nn/nn_internal.h"
 
+/* Without a limit of its own a rank takes as many rows in a round of an exchange as this many ranks' share.
+ */
+#define RK_MOE_DISPATCH_FACTOR 2
+
 /* Matrices of the experts of this rank, one behind the other: [num_experts, rows, cols]. */
 struct rk_expert_weight {
     int64_t param; /* the first row of the parameter table */
@@ -21,6 +25,8 @@ struct rk_moe {
     struct rk_weight router;   /* [E, hidden_size] */
     struct rk_weight bias;     /* [E]: added to scores when experts are chosen; with has_correction_bias */
     struct rk_expert_weight gate_up, down;
+    bool is_by_rows;       /* etp=1 and tp > 1: each tp rank routes its own rows */
+    int64_t dispatch_rows; /* ep > 1: rows that a rank receives in a round; 0: the default */
     /* What every token passes beside its experts; without intermediate_size there is none. */
     struct {
         int64_t intermediate_size; /* this rank's part */
@@ -126,6 +132,15 @@ struct rk_status *rk_moe_experts_bwd_down(const struct rk_pass *pass, const stru
 struct rk_status *rk_moe_experts_bwd_up(const struct rk_pass *pass, const struct rk_moe *moe,
                                         const struct rk_moe_rows *rows, rk_tensor_t x,
                                         rk_tensor_t dx) RK_NODISCARD;
+
+/* --- moe_exchange.c: with ep, the experts of all ranks over the rows of this one. Collective over ep. --- */
+/* rows [R, hidden_size], of x: become their results. */
+struct rk_status *rk_moe_exchange_fwd(const struct rk_pass *pass, const struct rk_block *block,
+                                      const struct rk_moe_saved *saved, rk_tensor_t rows) RK_NODISCARD;
+/* dy_rows become the rows of dx; drow_probs stat [R] is written; the gradients of this rank's experts. */
+struct rk_status *rk_moe_exchange_bwd(const struct rk_pass *pass, const struct rk_block *block,
+                                      const struct rk_moe_saved *saved, rk_tensor_t x_rows,
+                                      rk_tensor_t dy_rows, rk_tensor_t drow_probs) RK_NODISCARD;
 
 /* --- moe_shared.c: the shared expert over all tokens, a partial sum over tp --- */
 /* y += shared(x), and what backward needs of it; y none: only that. */

@@ -77,6 +77,7 @@ struct rk_pass {
                                   * arena */
     struct rk_arena *host;       /* host memory with the lifetime of `kept` */
     struct rk_comm_group *tp;
+    struct rk_comm_group *ep;     /* ranks that have different experts */
     rk_dtype_t dtype, stat_dtype; /* of activations; of statistics */
     rk_dtype_t grad_dtype;        /* of gradients of weights: stat_dtype unless the trainer sets another */
     bool is_strict;
@@ -110,6 +111,11 @@ static inline struct rk_status *rk_pass_grads_ready(const struct rk_pass *pass, 
 {
     return pass->on_grads_ready ? pass->on_grads_ready(pass->grads_user, first_param) : NULL;
 }
+
+/* Zeroed host memory of the current pass for `count` elements: *out, a pointer, is never NULL on success.
+ * RESOURCE_EXHAUSTED. */
+struct rk_status *rk_pass_alloc_host(const struct rk_pass *pass, void *out, int64_t count,
+                                     size_t elem_bytes) RK_NODISCARD;
 
 /* Arena for tensors that a block's forward function saves. */
 static inline struct rk_step_arena *rk_pass_saved_arena(const struct rk_pass *pass)
@@ -297,6 +303,7 @@ struct rk_block {
 /* Position of a block in the model when its parameters are declared. */
 struct rk_block_site {
     const struct rk_model_config *config;
+    const struct rk_model_layout *layout;
     int64_t layer;
     const char *module; /* "self_attn" */
 };

@@ -117,12 +117,25 @@ static struct rk_status *init_steps(struct rk_rollout *rollout)
     return NULL;
 }
 
+/* Replicas generate independently of each other: with ep they would have to run every step together. */
+static struct rk_status *check_mesh(const struct rk_model *model)
+{
+    const struct rk_mesh *mesh = rk_mesh_comms_mesh(rk_model_mesh(model));
+
+    if (rk_mesh_axis_size(mesh, RK_AXIS_EP) > 1)
+        return RK_FAIL(RK_UNIMPLEMENTED,
+                       "a rollout on mesh %s: expected ep=1; etp splits experts over tp ranks",
+                       rk_mesh_text(mesh));
+    return NULL;
+}
+
 static struct rk_status *init(struct rk_rollout *rollout)
 {
     struct rk_rollout_config *config = &rollout->config;
     struct rk_model *model = rollout->model;
     struct rk_arena *arena = rollout->arena;
 
+    RK_TRY(check_mesh(model));
     RK_TRY(complete_config(config, model));
     RK_TRY(complete_blocks(config));
     RK_TRY(rk_block_pool_init(&rollout->pool, arena, config->num_blocks));

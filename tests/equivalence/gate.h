@@ -27,14 +27,17 @@ struct rk_gate_model {
     const char *name, *config; /* text of a config.json */
     const char *head;          /* row of the head table */
     rk_dtype_t dtype;          /* that it has in the sample */
-    bool is_sparse; /* has layers of experts: no BF16, in which rounding decides which of two close experts a
-                     * token goes to, and layouts round differently */
+    /* 0: dense. With experts there is no BF16, in which rounding decides which of two close experts a token
+     * goes to, and layouts round differently. */
+    int32_t num_experts;
 };
 
 struct rk_gate_layout {
     const char *name;
     const char *model; /* that the sample, which every change is tested with, has with this layout */
     int32_t tp, cp, dp, pp, vpp; /* 0: 1 */
+    int32_t ep, etp;             /* 0: 1, and tp */
+    int32_t moe_dispatch_tokens; /* 0: the default */
     bool sequence_parallel;
     int32_t num_first, num_last; /* layers of these stages; 0: as many as the others */
     int32_t num_micro_batches;   /* 0: 1 */

@@ -179,6 +179,9 @@ static struct rk_test_model_spec spec_of(const struct rk_gate_case *test, struct
         .tp = layout->tp,
         .cp = layout->cp,
         .dp = layout->dp,
+        .ep = layout->ep,
+        .etp = layout->etp,
+        .moe_dispatch_tokens = layout->moe_dispatch_tokens,
         .pp = layout->pp,
         .vpp = layout->vpp,
         .num_first = layout->num_first,
@@ -300,7 +303,9 @@ bool rk_gate_can_run(const struct rk_gate_case *test)
         return false;
     if (test->dtype == RK_DTYPE_F64 && rk_test_device_dtype() != RK_DTYPE_F64)
         return false;
-    if (test->dtype == RK_DTYPE_BF16 && test->model->is_sparse)
+    if (test->dtype == RK_DTYPE_BF16 && test->model->num_experts > 0)
+        return false;
+    if (test->model->num_experts % RK_MAX(test->layout->ep, 1) != 0)
         return false;
     return rk_gate_has_ranks(test->layout);
 }

@@ -22,17 +22,20 @@
     "\", \"hidden_size\": 64, \"intermediate_size\": 16, \"num_hidden_layers\": 4," \
     " \"num_attention_heads\": 8, \"num_key_value_heads\": 2, \"vocab_size\": 131," \
     " \"head_dim\": 8, \"num_labels\": 1, \"moe_intermediate_size\": 16,"           \
-    " \"num_experts\": 7, \"num_experts_per_tok\": 2," more                         \
+    " \"num_experts_per_tok\": 2," more                                             \
     " \"max_position_embeddings\": 128, \"initializer_range\": 0.1, \"tie_word_embeddings\": " tie "}"
-#define QWEN2_MOE "\"mlp_only_layers\": [1], \"shared_expert_intermediate_size\": 24,"
-#define QWEN3_MOE "\"norm_topk_prob\": true,"
+#define SHARED      "\"mlp_only_layers\": [1], \"shared_expert_intermediate_size\": 24,"
+#define QWEN2_MOE   "\"num_experts\": 7, " SHARED
+#define QWEN2_MOE_8 "\"num_experts\": 8, " SHARED
+#define QWEN3_MOE   "\"num_experts\": 8, \"norm_topk_prob\": true,"
+#define MIXTRAL     "\"num_local_experts\": 8, \"sliding_window\": 20,"
 
 /* A value or score head has a weight of its own: it is not tied. The last four: the dtypes of the sample. */
-#define FAMILY(type, lm, tied, value, score)                                                                 \
-    {type, CONFIG(type, "false"), "lm", lm, false}, {type "_tied", CONFIG(type, "true"), "lm", tied, false}, \
-        {type "_value", CONFIG(type, "false"), "value", value, false},                                       \
-    {                                                                                                        \
-        type "_score", CONFIG(type, "false"), "score", score, false                                          \
+#define FAMILY(type, lm, tied, value, score)                                                         \
+    {type, CONFIG(type, "false"), "lm", lm, 0}, {type "_tied", CONFIG(type, "true"), "lm", tied, 0}, \
+        {type "_value", CONFIG(type, "false"), "value", value, 0},                                   \
+    {                                                                                                \
+        type "_score", CONFIG(type, "false"), "score", score, 0                                      \
     }
 
 const struct rk_gate_model rk_gate_models[] = {
@@ -42,10 +45,10 @@ const struct rk_gate_model rk_gate_models[] = {
     FAMILY("qwen2", RK_DTYPE_BF16, RK_DTYPE_F64, RK_DTYPE_BF16, RK_DTYPE_F32),
     /* Norms of queries and keys, whose gradients are partial on every tp rank. */
     FAMILY("qwen3", RK_DTYPE_BF16, RK_DTYPE_F32, RK_DTYPE_F64, RK_DTYPE_BF16),
-    {"qwen2_moe", SPARSE("qwen2_moe", "false", QWEN2_MOE), "lm", RK_DTYPE_F64, true},
-    {"qwen3_moe_tied", SPARSE("qwen3_moe", "true", QWEN3_MOE), "lm", RK_DTYPE_F32, true},
-    {"qwen2_moe_value", SPARSE("qwen2_moe", "false", QWEN2_MOE), "value", RK_DTYPE_F64, true},
-    {"mixtral", SPARSE("mixtral", "false", "\"sliding_window\": 20,"), "lm", RK_DTYPE_F64, true},
+    {"qwen2_moe", SPARSE("qwen2_moe", "false", QWEN2_MOE), "lm", RK_DTYPE_F64, 7},
+    {"qwen3_moe_tied", SPARSE("qwen3_moe", "true", QWEN3_MOE), "lm", RK_DTYPE_F32, 8},
+    {"qwen2_moe_value", SPARSE("qwen2_moe", "false", QWEN2_MOE_8), "value", RK_DTYPE_F64, 8},
+    {"mixtral", SPARSE("mixtral", "false", MIXTRAL), "lm", RK_DTYPE_F64, 8},
 };
 const size_t rk_gate_num_models = RK_ARRAY_LEN(rk_gate_models);
 
@@ -104,6 +107,20 @@ const struct rk_gate_layout rk_gate_layouts[] = {
     {"t4s_m3_strict", "qwen3_moe_tied", .tp = 4, SP, MICRO(3), .is_strict = true},
     {"t2sc2d2_m2", "qwen2_moe_value", .tp = 2, SP, .cp = 2, .dp = 2, MICRO(2)},
     {"t2sp2d2_m2", "mixtral", .tp = 2, SP, .pp = 2, .dp = 2, MICRO(2)},
+    /* Experts on other ranks; buffers of few tokens take several rounds. */
+    {"d2e2", "mixtral", .dp = 2, .ep = 2},
+    {"d4e4_m2_rounds", "qwen2_moe_value", .dp = 4, .ep = 4, .moe_dispatch_tokens = 5, MICRO(2)},
+    {"d4e2_m2_recompute3", "qwen3_moe_tied", .dp = 4, .ep = 2, MICRO(2), .recompute_num_layers = 3},
+    {"t2d2e2_m2_strict", "mixtral", .tp = 2, .dp = 2, .ep = 2, MICRO(2), .is_strict = true},
+    {"t2sd2e2_rounds", "mixtral", .tp = 2, SP, .dp = 2, .ep = 2, .moe_dispatch_tokens = 16},
+    {"c2e2", "mixtral", .cp = 2, .ep = 2},
+    {"c2d2e4_m2", "qwen2_moe_value", .cp = 2, .dp = 2, .ep = 4, MICRO(2)},
+    {"p2d2e2_m3", "qwen2_moe_value", .pp = 2, .dp = 2, .ep = 2, MICRO(3)},
+    {"t2s_etp1", "qwen3_moe_tied", .tp = 2, SP, .etp = 1},
+    {"t2s_etp1_e2_strict", "qwen2_moe_value", .tp = 2, SP, .etp = 1, .ep = 2, .is_strict = true},
+    {"t2sd2_etp1_e4_rounds", "mixtral", .tp = 2, SP, .dp = 2, .etp = 1, .ep = 4, .moe_dispatch_tokens = 7},
+    {"t2sc2d2_etp1_e2_m2", "qwen2_moe_value", .tp = 2, SP, .cp = 2, .dp = 2, .etp = 1, .ep = 2, MICRO(2)},
+    {"t2sp2d2e2_m2", "mixtral", .tp = 2, SP, .pp = 2, .dp = 2, .ep = 2, MICRO(2)},
 };
 const size_t rk_gate_num_layouts = RK_ARRAY_LEN(rk_gate_layouts);
 

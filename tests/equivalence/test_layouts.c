@@ -86,6 +86,10 @@ static void test_gradient_without_a_sum_is_seen(void **state)
         {"d2", "qwen2", "model.layers.3.self_attn.q_proj.bias", RK_GATE_NO_DP_SUM, RK_DTYPE_BF16},
         {"c2", "qwen2", "model.layers.0.mlp.up_proj.weight", RK_GATE_NO_DP_SUM, RK_DTYPE_BF16},
         {"p2", "llama_tied", "model.embed_tokens.weight", RK_GATE_NO_PP_SUM, RK_DTYPE_BF16},
+        {"t2sd2e2_rounds", "mixtral", "model.layers.1.block_sparse_moe.gate.weight", RK_GATE_NO_TP_SUM,
+         RK_DTYPE_F32},
+        {"d4e2_m2_recompute3", "qwen3_moe_tied", "model.layers.2.mlp.experts.5.down_proj.weight",
+         RK_GATE_NO_DP_SUM, RK_DTYPE_F32},
     };
     struct rk_gate_case cases[RK_ARRAY_LEN(rows)];
     int32_t num_possible = 0;
@@ -154,6 +158,12 @@ static void test_strict_outputs_have_the_bits_of_tp_alone(void **state)
          STRICT(.name = "t4s_m3", .tp = 4, .sequence_parallel = true, .num_micro_batches = 3)},
         {"mistral", RK_DTYPE_BF16, STRICT(.name = "one"),
          STRICT(.name = "c2p2_m3", .cp = 2, .pp = 2, .num_micro_batches = 3)},
+        {"mixtral", RK_DTYPE_F32, STRICT(.name = "one"), STRICT(.name = "d2e2", .dp = 2, .ep = 2)},
+        {"qwen2_moe_value", RK_DTYPE_F32, STRICT(.name = "one"),
+         STRICT(.name = "d4e4_rounds", .dp = 4, .ep = 4, .moe_dispatch_tokens = 5)},
+        {"qwen3_moe_tied", RK_DTYPE_F32, STRICT(.name = "t2", .tp = 2),
+         STRICT(.name = "t2sd2e2_m2", .tp = 2, .sequence_parallel = true, .dp = 2, .ep = 2,
+                .num_micro_batches = 2)},
         {"qwen2", RK_DTYPE_F32, STRICT(.name = "t2", .tp = 2),
          STRICT(.name = "t2sc2p2", .tp = 2, .sequence_parallel = true, .cp = 2, .pp = 2)},
     };

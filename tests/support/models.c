@@ -28,6 +28,7 @@ static struct rk_status *open_mesh(struct rk_test_model *out, const struct rk_te
                                 .cp = RK_MAX(spec->cp, 1),
                                 .dp = RK_MAX(spec->dp, 1),
                                 .pp = RK_MAX(spec->pp, 1),
+                                .ep = RK_MAX(spec->ep, 1),
                                 .etp = spec->etp};
 
     if (!spec->world)
@@ -49,6 +50,7 @@ struct rk_status *rk_test_model_open(struct rk_test_model *out, const struct rk_
         .moe = {.freezes_router = spec->freezes_router},
         .layout = {.sequence_parallel = spec->sequence_parallel,
                    .vpp = spec->vpp,
+                   .moe_dispatch_tokens = spec->moe_dispatch_tokens,
                    .num_layers_in_first_pipeline_stage = spec->num_first,
                    .num_layers_in_last_pipeline_stage = spec->num_last},
     };

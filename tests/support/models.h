@@ -20,7 +20,8 @@ struct rk_test_model_spec {
     int64_t recompute_num_layers;
     uint32_t offload;            /* parts that may leave the device */
     int32_t tp, cp, dp, pp;      /* 0: 1 */
-    int32_t etp;                 /* 0: tp */
+    int32_t ep, etp;             /* 0: 1, tp */
+    int32_t moe_dispatch_tokens; /* 0: the default */
     int32_t vpp;                 /* chunks of a stage; 0: 1 */
     int32_t num_first, num_last; /* layers of the first and of the last stage; 0: as many as the others */
     bool sequence_parallel;      /* tp ranks share the rows of the residual stream */

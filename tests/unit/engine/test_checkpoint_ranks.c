@@ -28,8 +28,14 @@
     " \"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2," \
     " \"vocab_size\": 131, \"max_position_embeddings\": 64, \"initializer_range\": 0.1," \
     " \"tie_word_embeddings\": " tie "}"
-#define UNTIED        CONFIG("false")
-#define TIED          CONFIG("true")
+#define UNTIED CONFIG("false")
+#define TIED   CONFIG("true")
+#define SPARSE                                                                                  \
+    "{\"model_type\": \"qwen2_moe\", \"hidden_size\": 32, \"intermediate_size\": 48,"           \
+    " \"num_hidden_layers\": 2, \"moe_intermediate_size\": 8,"                                  \
+    " \"shared_expert_intermediate_size\": 20, \"num_experts\": 8, \"num_experts_per_tok\": 2," \
+    " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 131,"             \
+    " \"max_position_embeddings\": 64, \"initializer_range\": 0.1}"
 #define ELEMENTS_MAX  40000
 #define NUM_KINDS     3 /* masters (weights without them), two moments */
 #define NUM_SEQS      4
@@ -40,7 +46,7 @@
 struct layout {
     int32_t tp, cp, dp;
     int64_t bucket_elements; /* 0: the default */
-    int32_t pp;              /* 0: 1 */
+    int32_t pp, ep;          /* 0: 1 */
 };
 
 struct layout_case {
@@ -51,24 +57,31 @@ struct layout_case {
 
 /* kv heads: 2, so tp=4 has copies. Buckets of 3000 elements cut through parameters. */
 static const struct layout_case cases[] = {
-    {"same", UNTIED, RK_DTYPE_F32, {2, 1, 2, 3000, 0}, {2, 1, 2, 3000, 0}},
-    {"f32 1x1", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0, 0}, {1, 1, 1, 3000, 0}},
-    {"bf16 tied 1x1", TIED, RK_DTYPE_BF16, {1, 1, 1, 3000, 0}, {1, 1, 1, 0, 0}},
-    {"f32 1x1 to tp=4", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0, 0}, {4, 1, 1, 0, 0}},
-    {"f32 tp=4 to 1x1", UNTIED, RK_DTYPE_F32, {4, 1, 1, 0, 0}, {1, 1, 1, 0, 0}},
-    {"f32 1x1 to dp=4", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0, 0}, {1, 1, 4, 3000, 0}},
-    {"f32 dp=4 to tp=2", UNTIED, RK_DTYPE_F32, {1, 1, 4, 3000, 0}, {2, 1, 1, 0, 0}},
-    {"f32 tp=2 dp=2 to dp=3", UNTIED, RK_DTYPE_F32, {2, 1, 2, 3000, 0}, {1, 1, 3, 5000, 0}},
-    {"f32 dp=2 to tp=4 dp=2", UNTIED, RK_DTYPE_F32, {1, 1, 2, 5000, 0}, {4, 1, 2, 3000, 0}},
-    {"f32 tied tp=4 dp=2 to tp=2 dp=1", TIED, RK_DTYPE_F32, {4, 1, 2, 3000, 0}, {2, 1, 1, 0, 0}},
-    {"bf16 tp=2 dp=2 to 1x1", UNTIED, RK_DTYPE_BF16, {2, 1, 2, 3000, 0}, {1, 1, 1, 0, 0}},
-    {"bf16 tied dp=2 to tp=4", TIED, RK_DTYPE_BF16, {1, 1, 2, 3000, 0}, {4, 1, 1, 0, 0}},
-    {"f32 cp=2 dp=2 to tp=2", UNTIED, RK_DTYPE_F32, {1, 2, 2, 3000, 0}, {2, 1, 1, 0, 0}},
-    {"f32 dp=3 to tp=2 cp=2", UNTIED, RK_DTYPE_F32, {1, 1, 3, 3000, 0}, {2, 2, 1, 5000, 0}},
-    {"f32 pp=2 dp=2 to tp=2", UNTIED, RK_DTYPE_F32, {1, 1, 2, 3000, 2}, {2, 1, 1, 0, 0}},
-    {"f32 tied tp=2 to pp=2 dp=2", TIED, RK_DTYPE_F32, {2, 1, 1, 0, 0}, {1, 1, 2, 3000, 2}},
-    {"bf16 tied tp=2 pp=2 to cp=2", TIED, RK_DTYPE_BF16, {2, 1, 1, 0, 2}, {1, 2, 1, 3000, 0}},
-    {"bf16 1x1 to tp=2 dp=4", UNTIED, RK_DTYPE_BF16, {1, 1, 1, 0, 0}, {2, 1, 4, 3000, 0}},
+    {"same", UNTIED, RK_DTYPE_F32, {2, 1, 2, 3000, 0, 0}, {2, 1, 2, 3000, 0, 0}},
+    {"f32 1x1", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0, 0, 0}, {1, 1, 1, 3000, 0, 0}},
+    {"bf16 tied 1x1", TIED, RK_DTYPE_BF16, {1, 1, 1, 3000, 0, 0}, {1, 1, 1, 0, 0, 0}},
+    {"f32 1x1 to tp=4", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0, 0, 0}, {4, 1, 1, 0, 0, 0}},
+    {"f32 tp=4 to 1x1", UNTIED, RK_DTYPE_F32, {4, 1, 1, 0, 0, 0}, {1, 1, 1, 0, 0, 0}},
+    {"f32 1x1 to dp=4", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0, 0, 0}, {1, 1, 4, 3000, 0, 0}},
+    {"f32 dp=4 to tp=2", UNTIED, RK_DTYPE_F32, {1, 1, 4, 3000, 0, 0}, {2, 1, 1, 0, 0, 0}},
+    {"f32 tp=2 dp=2 to dp=3", UNTIED, RK_DTYPE_F32, {2, 1, 2, 3000, 0, 0}, {1, 1, 3, 5000, 0, 0}},
+    {"f32 dp=2 to tp=4 dp=2", UNTIED, RK_DTYPE_F32, {1, 1, 2, 5000, 0, 0}, {4, 1, 2, 3000, 0, 0}},
+    {"f32 tied tp=4 dp=2 to tp=2 dp=1", TIED, RK_DTYPE_F32, {4, 1, 2, 3000, 0, 0}, {2, 1, 1, 0, 0, 0}},
+    {"bf16 tp=2 dp=2 to 1x1", UNTIED, RK_DTYPE_BF16, {2, 1, 2, 3000, 0, 0}, {1, 1, 1, 0, 0, 0}},
+    {"bf16 tied dp=2 to tp=4", TIED, RK_DTYPE_BF16, {1, 1, 2, 3000, 0, 0}, {4, 1, 1, 0, 0, 0}},
+    {"f32 cp=2 dp=2 to tp=2", UNTIED, RK_DTYPE_F32, {1, 2, 2, 3000, 0, 0}, {2, 1, 1, 0, 0, 0}},
+    {"f32 dp=3 to tp=2 cp=2", UNTIED, RK_DTYPE_F32, {1, 1, 3, 3000, 0, 0}, {2, 2, 1, 5000, 0, 0}},
+    {"f32 pp=2 dp=2 to tp=2", UNTIED, RK_DTYPE_F32, {1, 1, 2, 3000, 2, 0}, {2, 1, 1, 0, 0, 0}},
+    {"f32 tied tp=2 to pp=2 dp=2", TIED, RK_DTYPE_F32, {2, 1, 1, 0, 0, 0}, {1, 1, 2, 3000, 2, 0}},
+    {"bf16 tied tp=2 pp=2 to cp=2", TIED, RK_DTYPE_BF16, {2, 1, 1, 0, 2, 0}, {1, 2, 1, 3000, 0, 0}},
+    {"f32 dp=4 ep=2 to 1x1", SPARSE, RK_DTYPE_F32, {1, 1, 4, 3000, 0, 2}, {1, 1, 1, 0, 0, 0}},
+    {"f32 tp=2 to dp=4 ep=4", SPARSE, RK_DTYPE_F32, {2, 1, 1, 0, 0, 0}, {1, 1, 4, 3000, 0, 4}},
+    {"bf16 tp=2 dp=2 ep=2 to pp=2 dp=2 ep=2",
+     SPARSE,
+     RK_DTYPE_BF16,
+     {2, 1, 2, 3000, 0, 2},
+     {1, 1, 2, 0, 2, 2}},
+    {"bf16 1x1 to tp=2 dp=4", UNTIED, RK_DTYPE_BF16, {1, 1, 1, 0, 0, 0}, {2, 1, 4, 3000, 0, 0}},
 };
 
 /* Whole tensors, one after the other; in memory that the ranks share. */
@@ -257,6 +270,7 @@ static int rank_main(int32_t rank, int32_t num_ranks, void *user)
         .cp = run->layout.cp,
         .dp = run->layout.dp,
         .pp = run->layout.pp,
+        .ep = run->layout.ep,
         .stream = rk_test_rank_stream(rank),
     };
     struct rk_comm_world *world = NULL;
