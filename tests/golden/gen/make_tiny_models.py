@@ -19,7 +19,8 @@ under the names that transformers writes, and gradients and steps are given by t
 transformers, is computed in fp64, and equal scores are taken by ascending expert, which torch.topk leaves open. Some
 experts have a router of zeros: their scores are exactly equal, so that ties occur, or below all that are taken, so that
 no token comes to them; the script checks that both occur where it says so. In bf16 a token that is close to two experts may go to the
-other one, so these models have no error_bf16.
+other one: instead of the largest error these models have nmse_bf16.logits, of the median token: the sum of squared
+differences between the stock model in bf16 and the reference, by the sum of squares of the reference.
 
 golden.safetensors: tokens, cu_seqlens, labels (I32), logits, log_probs, entropy, loss and (F64) grad.NAME,
 step1.NAME .. step3.NAME, grad_norms. Models with bf16 weights also have error_bf16.logits, .log_probs and .grad (the
@@ -380,6 +381,17 @@ def errors_of_bf16(model, batch, tensors):
         tensors[kind] = torch.maximum(error.reshape(1), tensors.get(kind, torch.zeros(1)))
 
 
+def nmse_of_bf16(model, batch, tensors):
+    """How far the logits of a token of the stock bf16 model with experts are from the reference in `tensors`."""
+    inv_freq = model.model.rotary_emb.inv_freq.clone()
+    model = model.bfloat16()
+    model.model.rotary_emb.inv_freq = inv_freq
+    with torch.no_grad():
+        logits = forward(model, batch)[0].double()
+    errors = ((logits - tensors["logits"]) ** 2).sum(-1) / (tensors["logits"] ** 2).sum(-1)
+    tensors["nmse_bf16.logits"] = errors.median().reshape(1)
+
+
 def check_names(model, weights):
     """transformers writes the same tensors."""
     with tempfile.TemporaryDirectory() as path:
@@ -450,6 +462,10 @@ def make(out, name, config):
     if is_bf16(config):
         family.patch(*family.stock)
         errors_of_bf16(stock_model, batch, tensors)
+    family.patch(*family.stock)
+    if router:
+        family.router.forward = family.stock_router
+        nmse_of_bf16(stock_model, batch, tensors)
     save_file({n: t.detach().contiguous() for n, t in tensors.items()}, out / "golden.safetensors")
 
     files = ["config.json", "model.safetensors", "golden.safetensors"]
@@ -463,7 +479,7 @@ def make(out, name, config):
     (out / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
     print(name, {f: (out / f).stat().st_size for f in files}, "loss", float(tensors["loss"][0]),
           "norms", tensors["grad_norms"].tolist(),
-          {n[11:]: f"{float(t):.1e}" for n, t in tensors.items() if n.startswith("error_bf16.")})
+          {n: f"{float(t):.1e}" for n, t in tensors.items() if "_bf16." in n})
 
 
 if __name__ == "__main__":

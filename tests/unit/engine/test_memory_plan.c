@@ -46,6 +46,14 @@
     "131, \"head_dim\": 8, \"latent_layers\": [1, 3],"                                                    \
     " \"max_position_embeddings\": 128, \"initializer_range\": 0.1}"
 
+/* Experts in two of three layers, with a shared one beside them. */
+#define SPARSE(type)                                                                                      \
+    "{\"model_type\": \"" type "\", \"hidden_size\": 64, \"intermediate_size\": 64,"                      \
+    " \"num_hidden_layers\": 3, \"num_attention_heads\": 8, \"num_key_value_heads\": 2, \"vocab_size\": " \
+    "131, \"head_dim\": 8, \"num_experts\": 5, \"num_experts_per_tok\": 2,"                               \
+    " \"moe_intermediate_size\": 32, \"shared_expert_intermediate_size\": 48, \"mlp_only_layers\": [1],"  \
+    " \"max_position_embeddings\": 128, \"initializer_range\": 0.1}"
+
 #define SMALL                                                                                               \
     "{\"model_type\": \"llama\", \"hidden_size\": 16, \"intermediate_size\": 16, \"num_hidden_layers\": 1," \
     " \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"vocab_size\": 131,"                         \
@@ -89,6 +97,18 @@ static const struct plan_case cases[] = {
      .pp = 2,
      .num_first = 3,
      .is_cpu_only = true},
+    {.label = "qwen2_moe", .config = SPARSE("qwen2_moe"), F32_3_STEPS},
+    {.label = "qwen3_moe bf16 strict, recompute",
+     .config = SPARSE("qwen3_moe"),
+     STRICT,
+     BF16_3_STEPS,
+     .recompute_num_layers = 2},
+    {.label = "qwen2_moe bf16 tp=2 dp=2 sp",
+     .config = SPARSE("qwen2_moe"),
+     .tp = 2,
+     .dp = 2,
+     BF16_3_STEPS,
+     .sequence_parallel = true},
     {.label = "llama", .config = CONFIG("llama", "false"), F32_3_STEPS},
     {.label = "llama strict", .config = CONFIG("llama", "false"), STRICT, F32_3_STEPS},
     {.label = "llama, few blocks", .config = CONFIG("llama", "true"), F32_3_STEPS, .num_blocks = 7},
