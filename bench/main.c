@@ -10,39 +10,22 @@
 #include "base/rk_log.h"
 #include "base/rk_options.h"
 #include "base/rk_str.h"
+#include "bench/options.h"
 #include "generated/rk_version.h"
 
 #define EXIT_USAGE 2
-
-static const struct rk_option bench_options_table[] = {
-    {"device", "NAME", "cpu or cuda:N (default cuda:0); benchmarks of several ranks use N, N+1, ..."},
-    {"filter", "TEXT", "only benchmarks whose name contains TEXT"},
-    {"compare", "FILE",
-     "JSON results of another program for comparison (bench/pytorch_baseline.py writes them)"},
-    {"json", "FILE", "write the results as a JSON array, after every benchmark"},
-    {"profile", NULL, "print the time of each operator of a training step, a log-prob pass and decoding"},
-    {"list", NULL, "print the names and exit"},
-    {"tiny", NULL,
-     "use small shapes for tests: takes seconds with --device cpu; the figures are meaningless"},
-    {"plugin", "FILE", "plug-in of the device (default: ../lib of the program's directory)"},
-    {"help", NULL, "show this text"},
-    {"version", NULL, "print the version"},
-    {NULL, NULL, NULL},
-};
 
 static void print_help(void)
 {
     struct rk_str options = {0};
 
     rk_options_format(&options, bench_options_table, NULL);
-    printf(
-        "usage: rankd-bench [options] all | gemm | attention | elementwise | train | logprob | decode | ckpt "
-        "| reshard | comm | rpc\n"
-        "\n"
-        "Measures this build of rankd and prints each figure with the bound of the hardware.\n"
-        "\n%s\n"
-        "exit codes: 0 ok, 1 a benchmark failed or the device cannot be opened, 2 usage or files\n",
-        rk_str_text(&options));
+    printf("usage: rankd-bench [options] %s\n"
+           "\n"
+           "Measures this build of rankd and prints each figure with the bound of the hardware.\n"
+           "\n%s\n"
+           "exit codes: 0 ok, 1 a benchmark failed or the device cannot be opened, 2 usage or files\n",
+           bench_groups_text, rk_str_text(&options));
     rk_str_fini(&options);
 }
 

@@ -1,7 +1,17 @@
 # `cmake --build --target package`: Debian packages of a build in build/packages, one per component
 # of the install rules: rankd (daemon, rankctl, units, pages), librankd-driver with the number of
 # its ABI, librankd-driver-dev.
-set(RK_PACKAGE_MAINTAINER "rankd developers <rankd@rankd.invalid>" CACHE STRING "Maintainer of the Debian packages")
+# The maintainer is whoever builds the packages, named as for Debian's tools.
+set(builder_name "rankd developers")
+set(builder_mail "rankd@rankd.invalid")
+if(DEFINED ENV{DEBFULLNAME})
+    set(builder_name $ENV{DEBFULLNAME})
+endif()
+if(DEFINED ENV{DEBEMAIL})
+    set(builder_mail $ENV{DEBEMAIL})
+endif()
+set(RK_PACKAGE_MAINTAINER "${builder_name} <${builder_mail}>" CACHE STRING
+    "Maintainer of the Debian packages; default: DEBFULLNAME <DEBEMAIL> of the environment")
 set(RK_PACKAGE_RELEASE "1" CACHE STRING "revision of the Debian packages, behind the version")
 set(RK_PACKAGE_VERSION ${PROJECT_VERSION}-${RK_PACKAGE_RELEASE})
 
@@ -64,4 +74,5 @@ set(CPACK_RK_DEBIAN_DIR ${debian})
 set(CPACK_RK_PACKAGE_VERSION ${RK_PACKAGE_VERSION})
 set(CPACK_RK_PACKAGE_MAINTAINER ${RK_PACKAGE_MAINTAINER})
 set(CPACK_RK_SOURCE_DIR ${CMAKE_SOURCE_DIR})
+set(CPACK_RK_MULTIARCH ${CMAKE_LIBRARY_ARCHITECTURE})
 include(CPack)

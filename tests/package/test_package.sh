@@ -1,7 +1,7 @@
 #!/bin/sh
 # test_package.sh DIR: goal: the Debian packages in DIR hold what they should, policy has nothing against them, and they
-# come and go without traces. Method: control fields and lists of files; lintian, where it is installed, with errors
-# only; dpkg installs, upgrades, removes and purges them in an empty root, whose maintainer scripts see by DPKG_ROOT.
+# come and go without traces. Method: control fields and lists of files; lintian, where it is installed, errors and
+# warnings; dpkg installs, upgrades, removes and purges them in an empty root, whose maintainer scripts see by DPKG_ROOT.
 set -eu
 dir=$1
 work=$(mktemp -d)
@@ -27,16 +27,17 @@ has() { # package, path
 }
 for path in /usr/bin/rankd /usr/bin/rankctl /usr/lib/systemd/system/rankd@.service /usr/lib/systemd/system/rankd.target \
     /usr/lib/sysusers.d/rankd.conf /etc/rankd/rankd.json /usr/share/doc/rankd/docs/systemd.md \
-    /usr/share/man/man1/rankctl.1.gz /usr/share/man/man8/rankd.8.gz /usr/share/man/man5/rankd-job.5.gz \
+    /usr/share/man/man1/rankctl.1.gz /usr/share/man/man1/rankd-bench.1.gz /usr/share/man/man8/rankd.8.gz /usr/share/man/man5/rankd-job.5.gz \
     /usr/share/man/man5/rankd.conf.5.gz /usr/share/bash-completion/completions/rankctl \
     /usr/share/zsh/vendor-completions/_rankctl /usr/share/doc/rankd/copyright /usr/share/doc/rankd/changelog.Debian.gz /usr/share/rankd/proto/rankd/v1/worker.proto \
     /usr/share/rankd/grafana/rankd.json /usr/share/rankd/deploy/compose/compose.yaml; do
     has "$rankd" "$path"
 done
 abi=$(dpkg-deb -f "$driver" Package | sed 's/^librankd-driver//')
-has "$driver" "/usr/lib/librankd_driver.so.$abi"
-has "$dev" /usr/lib/librankd_driver.so
-has "$dev" /usr/lib/pkgconfig/rankd_driver.pc
+lib=/usr/lib/$(dpkg-architecture -q DEB_HOST_MULTIARCH)
+has "$driver" "$lib/librankd_driver.so.$abi"
+has "$dev" "$lib/librankd_driver.so"
+has "$dev" "$lib/pkgconfig/rankd_driver.pc"
 has "$dev" /usr/include/rankd/driver-cli/rk_driver.h
 if dpkg-deb -c "$rankd" | grep -E ' \./usr/(include|lib/pkgconfig|lib/lib)'; then
     fail "$rankd has files of a program that links the library"
@@ -59,20 +60,28 @@ done
 # Programs have no search path of their own and no debug information.
 dpkg-deb -x "$rankd" "$work/rankd"
 dpkg-deb -x "$driver" "$work/driver"
-for program in "$work"/rankd/usr/bin/* "$work/driver/usr/lib/librankd_driver.so.$abi"; do
+for program in "$work"/rankd/usr/bin/* "$work/driver$lib/librankd_driver.so.$abi"; do
     if readelf -d "$program" | grep -E 'RPATH|RUNPATH' || readelf -S "$program" | grep -F .debug_info; then
         fail "$program was not prepared for a package"
     fi
 done
+# pkg-config finds headers and library, wherever the packages are unpacked.
+dpkg-deb -x "$dev" "$work/driver"
+PKG_CONFIG_PATH=$work/driver$lib/pkgconfig
+export PKG_CONFIG_PATH
+libdir=$(pkg-config --variable=libdir rankd_driver)
+[ -e "$libdir/librankd_driver.so.$abi" ] || fail "rankd_driver.pc: libdir=$libdir has no library"
+[ -e "$(pkg-config --variable=includedir rankd_driver)/driver-cli/rk_driver.h" ] ||
+    fail "rankd_driver.pc: includedir has no headers"
 python3 -m json.tool "$work/rankd/etc/rankd/rankd.json" >/dev/null
 "$work/rankd/usr/bin/rankd" --config "$work/rankd/etc/rankd/rankd.json" --check-config >/dev/null
 
 if command -v lintian >/dev/null; then
-    lintian --fail-on error "$rankd" "$driver" "$dev" >"$work/lintian" || {
+    lintian --fail-on error,warning "$rankd" "$driver" "$dev" >"$work/lintian" || {
         cat "$work/lintian"
-        fail "lintian found errors"
+        fail "lintian found errors or warnings"
     }
-    echo "lintian: no errors"
+    echo "lintian: no errors, no warnings"
 else
     echo "lintian is not installed; not run"
 fi

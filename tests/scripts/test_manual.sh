@@ -39,6 +39,13 @@ while read -r command; do
     done <"$work/options"
 done <"$work/commands"
 
+plain rankd-bench.1 >"$work/rankd-bench.1"
+"$build/bin/rankd-bench" --help | sed -n 's/^  \(--[a-z-]*\).*/\1/p' >"$work/options"
+[ "$(wc -l <"$work/options")" -ge 8 ] || fail "too few options in 'rankd-bench --help'"
+while read -r option; do
+    grep -q "^\\\\fB$option[=\\\\]" "$work/rankd-bench.1" || fail "rankd-bench.1 has no option '$option'"
+done <"$work/options"
+
 "$build/bin/rankctl" run --help | sed -n 's/^  \([a-z0-9_.]*\) (.*/\1/p' >"$work/keys"
 [ "$(wc -l <"$work/keys")" -ge 250 ] || fail "too few keys in 'rankctl run --help'"
 plain rankd-job.5 | sed -n 's/^\\fB\(.*\)\\fR$/\1/p' | cmp - "$work/keys" || fail "rankd-job.5 has other keys"
