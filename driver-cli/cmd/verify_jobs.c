@@ -146,8 +146,9 @@ void rk_verify_add_reference(struct rk_verify_keys *keys, const struct rk_config
                              const struct rk_verify_reference *reference)
 {
     static const char *const others[] = {RK_JOB_REF, RK_JOB_CRITIC, RK_JOB_TEACHER, RK_JOB_REWARD_MODEL};
-    static const char *const layout[] = {RK_JOB_TP,   RK_JOB_CP,           RK_JOB_PP,         RK_JOB_RANKS,
-                                         RK_KNOB_VPP, RK_KNOB_FIRST_STAGE, RK_KNOB_LAST_STAGE};
+    static const char *const layout[] = {
+        RK_JOB_TP,    RK_JOB_CP,   RK_JOB_PP,           RK_JOB_EP,          RK_JOB_ETP,
+        RK_JOB_RANKS, RK_KNOB_VPP, RK_KNOB_FIRST_STAGE, RK_KNOB_LAST_STAGE, RK_KNOB_DISPATCH_TOKENS};
     /* Of roles and passes: the actor's then. */
     static const char *const micro[] = {
         RK_JOB_ROLLOUT "tensor_model_parallel_size",
@@ -181,6 +182,8 @@ void rk_verify_add_reference(struct rk_verify_keys *keys, const struct rk_config
     rk_verify_keys_add(keys, RK_JOB_ACTOR RK_JOB_TP "=%d", reference->tp);
     rk_verify_keys_add(keys, RK_JOB_ACTOR RK_JOB_PP "=%d", reference->pp);
     rk_verify_keys_add(keys, RK_JOB_ACTOR RK_JOB_CP "=1");
+    rk_verify_keys_add(keys, RK_JOB_ACTOR RK_JOB_EP "=1");
+    rk_verify_keys_add(keys, RK_JOB_ACTOR RK_JOB_ETP "=null");
     rk_verify_keys_add(keys, RK_JOB_ACTOR "use_dynamic_bsz=false");
     rk_verify_keys_add(keys, RK_JOB_ACTOR "ppo_micro_batch_size_per_gpu=%lld",
                        (long long)rk_job_group_size(job));

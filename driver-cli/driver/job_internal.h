@@ -31,6 +31,8 @@
 #define RK_JOB_TP            "megatron.tensor_model_parallel_size"
 #define RK_JOB_CP            "megatron.context_parallel_size"
 #define RK_JOB_PP            "megatron.pipeline_model_parallel_size"
+#define RK_JOB_EP            "megatron.expert_model_parallel_size"
+#define RK_JOB_ETP           "megatron.expert_tensor_parallel_size"
 #define RK_JOB_RANKS         "megatron.ranks"
 /* In the rollout's. */
 #define RK_JOB_ROLLOUT_RANKS "ranks"

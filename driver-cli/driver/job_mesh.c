@@ -15,9 +15,8 @@ static const struct {
     rk_axis_t axis;
     const char *key;
 } sizes[] = {
-    {RK_AXIS_TP, RK_JOB_TP},
-    {RK_AXIS_CP, RK_JOB_CP},
-    {RK_AXIS_PP, RK_JOB_PP},
+    {RK_AXIS_TP, RK_JOB_TP}, {RK_AXIS_CP, RK_JOB_CP},   {RK_AXIS_PP, RK_JOB_PP},
+    {RK_AXIS_EP, RK_JOB_EP}, {RK_AXIS_ETP, RK_JOB_ETP},
 };
 
 const char *rk_job_axis_key(rk_axis_t axis)
@@ -49,12 +48,20 @@ static int64_t rollout_tp(const struct rk_config *job)
                          rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_TP));
 }
 
-/* Its ranks hold other parts of the model than the actor's do. */
+static bool actor_splits_experts(const struct rk_config *job)
+{
+    int32_t etp = rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_ETP);
+
+    return rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_EP) > 1 ||
+           (etp > 0 && etp != rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_TP));
+}
+
+/* Its ranks hold other parts of the model than the actor's do. It has no ep, and etp is its tp. */
 static bool rollout_has_own_parts(const struct rk_config *job)
 {
     return !rk_config_is_null(job, RK_JOB_ROLLOUT RK_JOB_ROLLOUT_RANKS) ||
            rollout_tp(job) != rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_TP) ||
-           rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_PP) > 1;
+           rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_PP) > 1 || actor_splits_experts(job);
 }
 
 bool rk_job_rollout_has_own_mesh(const struct rk_config *job)
@@ -81,9 +88,9 @@ int32_t rk_job_role_size(const struct rk_config *job, uint32_t role, rk_axis_t a
     char *path;
 
     if (role == RK_ROLE_ROLLOUT)
-        return axis == RK_AXIS_TP ? (int32_t)rollout_tp(job) : 1;
+        return axis == RK_AXIS_TP || axis == RK_AXIS_ETP ? (int32_t)rollout_tp(job) : 1;
     path = path_of(job, row, rk_job_axis_key(axis));
-    size = rk_config_int(job, path);
+    size = rk_job_int_or(job, path, 0);
     rk_free(path);
     return (int32_t)size;
 }
@@ -154,6 +161,8 @@ struct rk_mesh_spec rk_job_mesh_spec(const struct rk_config *job, uint32_t role,
         .tp = rk_job_role_size(job, of, RK_AXIS_TP),
         .cp = rk_job_role_size(job, of, RK_AXIS_CP),
         .pp = rk_job_role_size(job, of, RK_AXIS_PP),
+        .ep = rk_job_role_size(job, of, RK_AXIS_EP),
+        .etp = rk_job_role_size(job, of, RK_AXIS_ETP),
         .num_ranks = (int32_t)ranks->count,
         .ranks = ranks->items,
     };
@@ -258,11 +267,14 @@ void rk_job_set_layout(struct rk_json *options, const struct rk_config *job, uin
 {
     struct rk_job_pipeline pipeline = rk_job_pipeline(job, role);
     char *path = path_of(job, rk_job_role(role), RK_KNOB_SEQUENCE_PARALLEL);
+    char *dispatch = path_of(job, rk_job_role(role), RK_KNOB_DISPATCH_TOKENS);
 
     rk_job_copy_value(options, RK_KNOB_SEQUENCE_PARALLEL, job, path);
+    set_size(options, RK_KNOB_DISPATCH_TOKENS, (int32_t)rk_job_int_or(job, dispatch, 0));
     set_size(options, RK_KNOB_VPP, pipeline.vpp);
     set_size(options, RK_KNOB_FIRST_STAGE, pipeline.num_first);
     set_size(options, RK_KNOB_LAST_STAGE, pipeline.num_last);
+    rk_free(dispatch);
     rk_free(path);
 }
 

@@ -46,6 +46,17 @@ static void find_nearest(int32_t nearest[NUM_AXES], const int32_t size[NUM_AXES]
     }
 }
 
+/* Without the experts. */
+static bool divides(const struct rk_config *job, const struct rk_job_role *role,
+                    const struct rk_job_ranks *ranks, int32_t world_size)
+{
+    int32_t product = 1;
+
+    for (int i = 0; i < NUM_AXES; i++)
+        product *= rk_job_role_size(job, role->bit, axes[i]);
+    return (ranks->count ? (int32_t)ranks->count : world_size) % product == 0;
+}
+
 static void tell_sizes(struct rk_str *problems, const struct rk_config *job, const struct rk_job_role *role,
                        const struct rk_job_ranks *ranks, int32_t world_size)
 {
@@ -106,7 +117,10 @@ static void check_mesh(const struct rk_config *job, const struct rk_job_role *ro
                        world_size - 1);
     if (!st && bad < 0) {
         st = rk_job_mesh_create(&mesh, job, role->bit, world_size);
-        if (st)
+        if (st && divides(job, role, &ranks, world_size))
+            rk_str_appendf(problems, "%s" RK_JOB_EP "=%d: %s\n", role->section,
+                           rk_job_role_size(job, role->bit, RK_AXIS_EP), rk_status_message(st));
+        else if (st)
             tell_sizes(problems, job, role, &ranks, world_size);
     }
     rk_status_free(st);

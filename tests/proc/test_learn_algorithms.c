@@ -32,6 +32,9 @@ static const struct algorithm algorithms[] = {
      {"algorithm.norm_adv_by_std_in_grpo=false",
       "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", LESS_ENTROPY}},
     {"moe", EXAMPLES "moe.json", {0}},
+    {"moe_ep",
+     EXAMPLES "moe.json",
+     {TP "1", "actor_rollout_ref.actor.megatron.expert_model_parallel_size=2"}},
 };
 
 static void learn(const struct algorithm *algorithm, const char *seed)

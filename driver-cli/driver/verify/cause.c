@@ -80,6 +80,7 @@ static const struct parallelism {
     {RK_AXIS_CP, "context_parallel", "context parallelism (cp)"},
     {RK_AXIS_PP, "pipeline_parallel", "the pipeline (pp)"},
     {RK_AXIS_DP, "data_parallel", "data parallelism (dp)"},
+    {RK_AXIS_EP, "expert_parallel", "expert parallelism (ep)"},
 };
 
 /* The only axis of these that the layout has; NULL: none, or several. */

@@ -61,9 +61,9 @@ static const struct bad_file bad_files[] = {
      "{\"data\": {\"train_files\": [\"a\"]}, \"actor_rollout_ref\": {\"rollout\": {\"top_p\": 0}}}",
      "actor_rollout_ref.rollout.top_p"},
     {"required key missing", "{\"data\": {}}", "data.train_files"},
-    {"parallel size that this version lacks",
+    {"parallel size of no rank",
      "{\"data\": {\"train_files\": [\"a\"]}, "
-     "\"actor_rollout_ref\": {\"actor\": {\"megatron\": {\"expert_model_parallel_size\": 2}}}}",
+     "\"actor_rollout_ref\": {\"actor\": {\"megatron\": {\"expert_model_parallel_size\": 0}}}}",
      "actor_rollout_ref.actor.megatron.expert_model_parallel_size"},
     {"dtype that the engine lacks",
      "{\"data\": {\"train_files\": [\"a\"]}, "

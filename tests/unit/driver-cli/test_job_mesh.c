@@ -18,6 +18,8 @@
 #define TP      "megatron.tensor_model_parallel_size="
 #define CP      "megatron.context_parallel_size="
 #define PP      "megatron.pipeline_model_parallel_size="
+#define EP      "megatron.expert_model_parallel_size="
+#define ETP     "megatron.expert_tensor_parallel_size="
 #define VPP     "megatron.virtual_pipeline_model_parallel_size="
 #define RANKS   "megatron.ranks="
 #define FIRST   "megatron.override_transformer_config.num_layers_in_first_pipeline_stage="
@@ -94,6 +96,12 @@ static void test_mesh_create_follows_the_keys(void **state)
          "dp=3 @ 5,2,3" SERVING,
          "single @ 3" TRAIN,
          "dp=3 @ 0,1,4" TRAIN},
+        {{ACTOR EP "2", ACTOR TP "2", CRITIC EP "1", REF ETP "1"},
+         4,
+         "tp=2 ep=2 dp=2 @ 0,1,2,3" TRAIN,
+         "tp=2 dp=2 @ 0,1,2,3" SERVING,
+         "tp=2 ep=2 etp=1 dp=2 @ 0,1,2,3" TRAIN,
+         "tp=2 dp=2 @ 0,1,2,3" TRAIN},
         {{ACTOR TP "1", ROLLOUT "tensor_model_parallel_size=2"},
          4,
          "dp=4 @ 0,1,2,3" TRAIN,
@@ -148,79 +156,82 @@ static void test_meshes_create_has_the_roles_of_the_job(void **state)
 
 /* --- refusals --- */
 
+static const struct world_case {
+    const char *changes[MAX_CHANGES];
+    int32_t world_size;
+    const char *problems; /* all of them */
+} world_cases[] = {
+    {{0}, 4, ""},
+    {{ACTOR TP "2", ACTOR PP "2"}, 8, ""},
+    {{ACTOR TP "3", REF TP "1", CRITIC TP "1"},
+     8,
+     ACTOR TP "3 does not divide the 8 daemons of the group; the nearest that does: "
+              "tensor_model_parallel_size=2\n"},
+    {{ACTOR TP "2", ACTOR PP "3", REF PP "1", CRITIC PP "1"},
+     8,
+     ACTOR TP "2 x pipeline_model_parallel_size=3 does not divide the 8 daemons of the group; the nearest "
+              "that does: tensor_model_parallel_size=2 x pipeline_model_parallel_size=2\n"},
+    {{CRITIC CP "3", CRITIC TP "2"},
+     4,
+     CRITIC TP "2 x context_parallel_size=3 does not divide the 4 daemons of the group; the nearest that "
+               "does: tensor_model_parallel_size=2 x context_parallel_size=2\n"},
+    {{REF TP "16"},
+     4,
+     REF TP "16 does not divide the 4 daemons of the group; the nearest that does: "
+            "tensor_model_parallel_size=4\n"},
+    {{ROLLOUT "tensor_model_parallel_size=8"},
+     4,
+     ROLLOUT "tensor_model_parallel_size=8 does not divide the 4 daemons of the group; the nearest that "
+             "does: tensor_model_parallel_size=4\n"},
+    {{ROLLOUT "tensor_model_parallel_size=4", ROLLOUT "ranks=0-1"},
+     4,
+     ROLLOUT "tensor_model_parallel_size=4 does not divide the 2 ranks of " ROLLOUT
+             "ranks; the nearest that does: tensor_model_parallel_size=2\n"},
+    {{REF TP "2", REF RANKS "0-2"},
+     4,
+     REF TP "2 does not divide the 3 ranks of " REF "megatron.ranks; the nearest that does: "
+            "tensor_model_parallel_size=1\n"},
+    {{ACTOR EP "3", REF EP "1", CRITIC EP "1"},
+     4,
+     ACTOR EP "3: mesh of 4 ranks (world size 4) is not divisible by "
+              "etp=1 x ep=3 x pp=1\n"},
+    {{REF RANKS "2-5"},
+     4,
+     REF RANKS "2-5: rank 4 has no daemon; expected each rank from 0 to 3 at most once\n"},
+    {{REF RANKS "0-2,1"},
+     4,
+     REF RANKS "0-2,1: rank 1 comes twice; expected each rank from 0 to 3 at most once\n"},
+    {{REF RANKS "3-1"},
+     4,
+     REF RANKS "3-1: expected ranks of daemons from 0, for example \"0-3\" or \"0,2,4-7\"\n"},
+    {{REF RANKS "0-"}, 4, REF RANKS "0-: expected ranks"},
+    {{REF RANKS "0;1"}, 4, REF RANKS "0;1: expected ranks"},
+    {{REF RANKS "-1"}, 4, REF RANKS "-1: expected ranks"},
+    {{REF RANKS "a"}, 4, REF RANKS "a: expected ranks"},
+    {{REF RANKS "0-999999999999"}, 4, REF RANKS "0-999999999999: expected ranks"},
+    {{ACTOR RANKS "0-1"},
+     4,
+     "no role uses rank 2, 3 of the 4 daemons; add the ranks to the key ranks of a role, or run on "
+     "2 daemons\n"},
+    {{ACTOR RANKS "0,2"},
+     4,
+     "no role uses rank 1, 3 of the 4 daemons; add the ranks to the key ranks of a role, or run on "
+     "2 daemons with the ranks counted from 0\n"},
+    {{ACTOR RANKS "0-1", CRITIC RANKS "2-3"}, 4, ""},
+};
+
 /* Goal: what cannot stand on the daemons is refused with key, value, expectation and what would work. */
 static void test_world_check_names_key_value_and_the_nearest_layout(void **state)
 {
-    static const struct {
-        const char *changes[MAX_CHANGES];
-        int32_t world_size;
-        const char *problems; /* all of them */
-    } cases[] = {
-        {{0}, 4, ""},
-        {{ACTOR TP "2", ACTOR PP "2"}, 8, ""},
-        {{ACTOR TP "3", REF TP "1", CRITIC TP "1"},
-         8,
-         ACTOR TP "3 does not divide the 8 daemons of the group; the nearest that does: "
-                  "tensor_model_parallel_size=2\n"},
-        {{ACTOR TP "2", ACTOR PP "3", REF PP "1", CRITIC PP "1"},
-         8,
-         ACTOR TP
-         "2 x pipeline_model_parallel_size=3 does not divide the 8 daemons of the group; the nearest "
-         "that does: tensor_model_parallel_size=2 x pipeline_model_parallel_size=2\n"},
-        {{CRITIC CP "3", CRITIC TP "2"},
-         4,
-         CRITIC TP "2 x context_parallel_size=3 does not divide the 4 daemons of the group; the nearest that "
-                   "does: tensor_model_parallel_size=2 x context_parallel_size=2\n"},
-        {{REF TP "16"},
-         4,
-         REF TP "16 does not divide the 4 daemons of the group; the nearest that does: "
-                "tensor_model_parallel_size=4\n"},
-        {{ROLLOUT "tensor_model_parallel_size=8"},
-         4,
-         ROLLOUT "tensor_model_parallel_size=8 does not divide the 4 daemons of the group; the nearest that "
-                 "does: tensor_model_parallel_size=4\n"},
-        {{ROLLOUT "tensor_model_parallel_size=4", ROLLOUT "ranks=0-1"},
-         4,
-         ROLLOUT "tensor_model_parallel_size=4 does not divide the 2 ranks of " ROLLOUT
-                 "ranks; the nearest that does: tensor_model_parallel_size=2\n"},
-        {{REF TP "2", REF RANKS "0-2"},
-         4,
-         REF TP "2 does not divide the 3 ranks of " REF "megatron.ranks; the nearest that does: "
-                "tensor_model_parallel_size=1\n"},
-        {{REF RANKS "2-5"},
-         4,
-         REF RANKS "2-5: rank 4 has no daemon; expected each rank from 0 to 3 at most once\n"},
-        {{REF RANKS "0-2,1"},
-         4,
-         REF RANKS "0-2,1: rank 1 comes twice; expected each rank from 0 to 3 at most once\n"},
-        {{REF RANKS "3-1"},
-         4,
-         REF RANKS "3-1: expected ranks of daemons from 0, for example \"0-3\" or \"0,2,4-7\"\n"},
-        {{REF RANKS "0-"}, 4, REF RANKS "0-: expected ranks"},
-        {{REF RANKS "0;1"}, 4, REF RANKS "0;1: expected ranks"},
-        {{REF RANKS "-1"}, 4, REF RANKS "-1: expected ranks"},
-        {{REF RANKS "a"}, 4, REF RANKS "a: expected ranks"},
-        {{REF RANKS "0-999999999999"}, 4, REF RANKS "0-999999999999: expected ranks"},
-        {{ACTOR RANKS "0-1"},
-         4,
-         "no role uses rank 2, 3 of the 4 daemons; add the ranks to the key ranks of a role, or run on "
-         "2 daemons\n"},
-        {{ACTOR RANKS "0,2"},
-         4,
-         "no role uses rank 1, 3 of the 4 daemons; add the ranks to the key ranks of a role, or run on "
-         "2 daemons with the ranks counted from 0\n"},
-        {{ACTOR RANKS "0-1", CRITIC RANKS "2-3"}, 4, ""},
-    };
-
     (void)state;
-    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
-        struct rk_config *job = load(cases[i].changes);
+    for (size_t i = 0; i < RK_ARRAY_LEN(world_cases); i++) {
+        struct rk_config *job = load(world_cases[i].changes);
         struct rk_str problems = {0};
 
-        rk_job_world_check(job, cases[i].world_size, &problems);
+        rk_job_world_check(job, world_cases[i].world_size, &problems);
         print_message("%s\n", rk_str_text(&problems));
-        if (cases[i].problems[0])
-            assert_ptr_equal(strstr(rk_str_text(&problems), cases[i].problems), rk_str_text(&problems));
+        if (world_cases[i].problems[0])
+            assert_ptr_equal(strstr(rk_str_text(&problems), world_cases[i].problems), rk_str_text(&problems));
         else
             assert_string_equal(rk_str_text(&problems), "");
         rk_str_fini(&problems);
