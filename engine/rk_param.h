@@ -55,7 +55,12 @@ enum rk_param_flags {
     RK_PARAM_OPTIONAL = 1u << 4, /* Hugging Face files may lack it: a new head */
     RK_PARAM_FUSED = 1u << 3,    /* in the flat buffers right behind the row before it, without a gap */
     RK_PARAM_ROUTER = 1u << 5,   /* of what chooses experts, or weights a shared one */
+    /* A vector that files have in fp32: here it is RK_PARAM_WIDE_PARTS times as long, runs whose sum is the
+     * value (engine/ckpt/hf_wide.c). */
+    RK_PARAM_WIDE = 1u << 6,
 };
+
+#define RK_PARAM_WIDE_PARTS 3
 
 /* A tensor [count, rows, columns] that files may have instead of several parameters, which are consecutive
  * runs of its count * rows rows: matrices of experts. */
@@ -125,6 +130,12 @@ int32_t rk_param_first_rank(const struct rk_param *param, const struct rk_mesh *
 static inline int64_t rk_param_num_elements(const struct rk_param *param)
 {
     return param->shape[0] * param->shape[1];
+}
+
+/* Of the parameter's tensor in files. */
+static inline int64_t rk_param_num_values(const struct rk_param *param)
+{
+    return rk_param_num_elements(param) / (param->flags & RK_PARAM_WIDE ? RK_PARAM_WIDE_PARTS : 1);
 }
 
 static inline int64_t rk_placement_num_elements(const struct rk_placement *placement)

@@ -163,6 +163,10 @@ static struct rk_status *open_shard(struct export_job *job, int64_t shard)
                                                 .dtype = core->dtype,
                                                 .rank = param->rank,
                                                 .shape = {param->shape[0], param->shape[1]}};
+        if (param->flags & RK_PARAM_WIDE) {
+            entries[count - 1].dtype = RK_DTYPE_F32;
+            entries[count - 1].shape[0] = rk_param_num_values(param);
+        }
     }
     st = rk_st_writer_create(&job->writer, path, entries, count, NULL);
     rk_free(entries);
@@ -189,6 +193,18 @@ static void join_columns(const struct export_job *job, const struct rk_param_row
     }
 }
 
+/* All of it comes in one move, since it is small. */
+static struct rk_status *write_wide(struct export_job *job, const struct rk_param_rows *rows, int64_t entry)
+{
+    const struct rk_model_core *core = job->model->core;
+    int64_t count = rk_param_num_values(rk_params_at(&core->params, rows->param));
+
+    RK_ASSERT(rows->begin == 0);
+    RK_ASSERT(rows->count == RK_PARAM_WIDE_PARTS * count);
+    rk_hf_wide_join(job->parts, core->dtype, count, job->joined);
+    return rk_st_writer_write(job->writer, entry, 0, job->joined, (size_t)count * sizeof(float));
+}
+
 /* Writes the rows in job->parts to tensor `entry` of the current shard. */
 static struct rk_status *write_rows(struct export_job *job, const struct rk_param_rows *rows, int64_t entry)
 {
@@ -198,6 +214,8 @@ static struct rk_status *write_rows(struct export_job *job, const struct rk_para
 
     if (RK_FAULT("ckpt.write"))
         return RK_FAIL(RK_INTERNAL, "fault point ckpt.write");
+    if (param->flags & RK_PARAM_WIDE)
+        return write_wide(job, rows, entry);
     if (param->split.dim == 1) {
         join_columns(job, rows);
         return rk_st_writer_write(job->writer, entry, (uint64_t)rows->begin * row_bytes, job->joined,

@@ -47,7 +47,8 @@ static struct rk_status *check_tensor(const struct rk_param *param, const struct
 {
     const struct rk_st_tensor *tensor = found->tensor;
     const int64_t stacked[3] = {param->stack.count, param->stack.rows, param->shape[1]};
-    const int64_t *shape = found->is_stack ? stacked : param->shape;
+    const int64_t values[1] = {rk_param_num_values(param)};
+    const int64_t *shape = found->is_stack ? stacked : param->rank == 1 ? values : param->shape;
     int32_t rank = found->is_stack ? 3 : param->rank;
     bool same = tensor->rank == rank;
     char has[96], expected[96];
@@ -118,6 +119,8 @@ static struct rk_status *plan_param(struct load_job *job, int64_t i)
     }
     RK_TRY(rk_hf_dir_find(job->dir, param, &found));
     RK_TRY(check_tensor(param, &found));
+    if (param->flags & RK_PARAM_WIDE)
+        return NULL; /* has no blocks: load_wide */
     block.file = found.file;
     block.tensor = found.tensor;
     for (int64_t begin = 0; begin < box.shape[0]; begin += block.num_rows) {
@@ -180,6 +183,16 @@ static struct rk_status *load_block(struct load_job *job)
     return rk_model_walk_advance(&job->walk, block->num_rows * block->cols);
 }
 
+static struct rk_status *load_wide(struct load_job *job, int64_t i)
+{
+    const struct rk_param_table *params = &job->model->core->params;
+    struct rk_hf_tensor found;
+
+    RK_TRY(rk_hf_dir_find(job->dir, rk_params_at(params, i), &found));
+    RK_TRY(rk_hf_wide_load(job->model, i, &found));
+    return rk_model_walk_advance(&job->walk, rk_placement_num_elements(rk_params_placement(params, i)));
+}
+
 static struct rk_status *load_param(struct load_job *job, int64_t i)
 {
     const struct rk_placement *placement = rk_params_placement(&job->model->core->params, i);
@@ -188,6 +201,8 @@ static struct rk_status *load_param(struct load_job *job, int64_t i)
 
     if (placement->is_held && is_new(job, i))
         return init_param(job, i);
+    if (placement->is_held && rk_params_at(&job->model->core->params, i)->flags & RK_PARAM_WIDE)
+        return load_wide(job, i);
     while (job->num_copied < job->blocks.count && job->blocks.items[job->num_copied].param == i)
         RK_TRY(load_block(job));
     return rk_model_walk_advance(&job->walk, padding);

@@ -26,7 +26,8 @@ static struct rk_status *init_matrix(struct rk_model_core *core, const struct rk
 static struct rk_status *init_vector(struct rk_model_core *core, const struct rk_param *param,
                                      const struct rk_param_box *box, void *values)
 {
-    double value = rk_str_has_suffix(param->name, ".bias") ? 0 : 1;
+    bool is_bias = rk_str_has_suffix(param->name, ".bias") || param->flags & RK_PARAM_WIDE;
+    double value = is_bias ? 0 : 1;
     size_t elem_bytes = rk_dtype_bytes(core->dtype);
     int64_t count = box->shape[0];
     char *raw;

@@ -346,7 +346,7 @@ int64_t rk_model_num_elements(const struct rk_model *model)
     int64_t count = 0;
 
     for (int64_t i = 0; i < model->core->params.count; i++)
-        count += rk_param_num_elements(rk_params_at(&model->core->params, i));
+        count += rk_param_num_values(rk_params_at(&model->core->params, i));
     return count;
 }
 

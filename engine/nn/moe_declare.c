@@ -98,8 +98,9 @@ static void add_router(struct rk_moe *moe, const struct site *site)
                                    .cols = moe->hidden_size,
                                    .split_dim = -1,
                                    .flags = partial_over_tp(site) | RK_PARAM_ROUTER};
-    struct rk_param_spec bias = {
-        .rows = moe->config.num_experts, .split_dim = -1, .flags = RK_PARAM_FROZEN | RK_PARAM_ROUTER};
+    struct rk_param_spec bias = {.rows = RK_PARAM_WIDE_PARTS * moe->config.num_experts,
+                                 .split_dim = -1,
+                                 .flags = RK_PARAM_FROZEN | RK_PARAM_ROUTER | RK_PARAM_WIDE};
     long long layer = (long long)site->at->layer;
     char alias[64];
 

@@ -23,7 +23,7 @@ struct rk_moe {
     int64_t hidden_size;
     int64_t intermediate_size; /* of an expert: this rank's part */
     struct rk_weight router;   /* [E, hidden_size] */
-    struct rk_weight bias;     /* [E]: added to scores when experts are chosen; with has_correction_bias */
+    struct rk_weight bias;     /* parts of [E]: added to scores to choose; with has_correction_bias */
     struct rk_expert_weight gate_up, down;
     bool is_by_rows;       /* etp=1 and tp > 1: each tp rank routes its own rows */
     int64_t dispatch_rows; /* ep > 1: rows that a rank receives in a round; 0: the default */

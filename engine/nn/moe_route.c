@@ -2,14 +2,13 @@
  * model's is: what lies close together would otherwise be chosen by rounding. */
 #include "engine/nn/moe_internal.h"
 
-static struct rk_moe_route_args route_args(const struct rk_pass *pass, const struct rk_moe *moe,
-                                           const struct rk_moe_saved *saved, rk_tensor_t probs)
+static struct rk_moe_route_args route_args(const struct rk_moe *moe, const struct rk_moe_saved *saved,
+                                           rk_tensor_t probs)
 {
     return (struct rk_moe_route_args){
         .ids = saved->ids,
         .probs = probs,
         .logits = saved->logits,
-        .bias = moe->config.has_correction_bias ? rk_weight_value(pass, &moe->bias) : (rk_tensor_t){0},
         .is_sigmoid = moe->config.is_sigmoid,
         .normalizes = moe->config.norm_topk_prob,
         .num_groups = moe->config.num_groups,
@@ -18,16 +17,20 @@ static struct rk_moe_route_args route_args(const struct rk_pass *pass, const str
     };
 }
 
-/* The correction bias in the dtype of scores. */
-static struct rk_status *widen_bias(const struct rk_pass *pass, struct rk_moe_route_args *args)
+/* The correction bias in the dtype of scores: the sum of its parts, which is exact. */
+static struct rk_status *join_bias(const struct rk_pass *pass, const struct rk_moe *moe,
+                                   struct rk_moe_route_args *args)
 {
-    rk_tensor_t wide;
+    rk_tensor_t parts = rk_weight_value(pass, &moe->bias);
+    int64_t experts = moe->config.num_experts;
 
-    if (!args->bias.data || args->bias.dtype == pass->stat_dtype)
-        return NULL;
-    RK_TRY(rk_step_1d(pass->arena, &wide, pass->stat_dtype, args->bias.shape[0]));
-    RK_TRY(rk_axpby(pass->stream, &(struct rk_axpby_args){.y = wide, .x = args->bias, .alpha = 1}));
-    args->bias = wide;
+    RK_TRY(rk_step_1d(pass->arena, &args->bias, pass->stat_dtype, experts));
+    for (int64_t part = 0; part < RK_PARAM_WIDE_PARTS; part++)
+        RK_TRY(rk_axpby(pass->stream,
+                        &(struct rk_axpby_args){.y = args->bias,
+                                                .x = rk_tensor_rows(parts, part * experts, experts),
+                                                .alpha = 1,
+                                                .beta = part > 0 ? 1.0f : 0.0f}));
     return NULL;
 }
 
@@ -35,10 +38,11 @@ struct rk_status *rk_moe_choose(const struct rk_pass *pass, const struct rk_moe 
                                 const struct rk_moe_saved *saved, rk_tensor_t probs)
 {
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
-    struct rk_moe_route_args args = route_args(pass, moe, saved, probs);
+    struct rk_moe_route_args args = route_args(moe, saved, probs);
 
     RK_TRY(rk_linear_fwd(pass, &moe->router, x, saved->logits));
-    RK_TRY(widen_bias(pass, &args));
+    if (moe->config.has_correction_bias)
+        RK_TRY(join_bias(pass, moe, &args));
     RK_TRY(rk_moe_route(pass->stream, &args));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
@@ -69,10 +73,8 @@ struct rk_status *rk_moe_choose_bwd(const struct rk_pass *pass, const struct rk_
 {
     const struct rk_moe *moe = block->own;
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
-    struct rk_moe_route_bwd_args args = {.fwd = route_args(pass, moe, saved, (rk_tensor_t){0}),
-                                         .dprobs = dprobs};
+    struct rk_moe_route_bwd_args args = {.fwd = route_args(moe, saved, (rk_tensor_t){0}), .dprobs = dprobs};
 
-    args.fwd.bias = (rk_tensor_t){0}; /* it decides only which experts are taken */
     RK_TRY(rk_activation_make(pass, block, RK_MOE_DLOGITS, &args.dlogits));
     RK_TRY(rk_moe_route_bwd(pass->stream, &args));
     RK_TRY(scores_bwd(pass, block, &moe->router, x, args.dlogits, dx));

@@ -463,6 +463,20 @@ static struct rk_status *mean_loss(void *user, const struct rk_head_arrays *outp
     return NULL;
 }
 
+static void run_backward(struct rk_model *model)
+{
+    int32_t ids[3 * NUM_TOKENS];
+    struct rk_packed packed;
+
+    fill_packed(&packed, ids);
+    assert_ok(rk_train_begin(model));
+    assert_ok(rk_train_micro_batch(model, &(struct rk_train_micro){.packed = &packed,
+                                                                   .temperature = 1,
+                                                                   .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
+                                                                   .is_last = true,
+                                                                   .loss_fn = mean_loss}));
+}
+
 /* A step; *grad_norm is that of what trains. */
 static void train_once(struct rk_test_model *test, bool freezes_router, double *grad_norm)
 {
@@ -470,19 +484,10 @@ static void train_once(struct rk_test_model *test, bool freezes_router, double *
         .config = QWEN2_MOE, .seed = 5, .dtype = RK_DTYPE_F64, .freezes_router = freezes_router};
     struct rk_optim_config optim = rk_test_adamw(1e-2, 0.1, 0);
     struct rk_step_stats stats;
-    int32_t ids[3 * NUM_TOKENS];
-    struct rk_packed packed;
 
     assert_ok(rk_test_model_open(test, &spec));
-    fill_packed(&packed, ids);
     assert_ok(rk_train_enable(test->model, &optim));
-    assert_ok(rk_train_begin(test->model));
-    assert_ok(
-        rk_train_micro_batch(test->model, &(struct rk_train_micro){.packed = &packed,
-                                                                   .temperature = 1,
-                                                                   .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
-                                                                   .is_last = true,
-                                                                   .loss_fn = mean_loss}));
+    run_backward(test->model);
     assert_ok(rk_train_step(test->model, &stats));
     *grad_norm = stats.grad_norm;
 }
@@ -533,6 +538,152 @@ static void test_frozen_router_stays_and_the_rest_trains_as_before(void **state)
     rk_test_model_close(&free);
 }
 
+/* --- the correction bias --- */
+
+static struct rk_status *biased_parse_config(struct rk_model_config *out, const struct rk_json *hf_config)
+{
+    RK_TRY(rk_family_qwen3_moe.parse_config(out, hf_config));
+    out->moe.has_correction_bias = true;
+    out->moe.is_sigmoid = true;
+    out->moe.num_experts_per_tok = 1;
+    return NULL;
+}
+
+static const char *const biased_model_types[] = {"biased", NULL};
+
+/* A made-up family with sigmoid scores, a correction bias, and one expert a token. */
+static const struct rk_model_family biased_family = {
+    .name = "biased",
+    .abi = RK_FAMILY_ABI,
+    .hf_model_types = biased_model_types,
+    .parse_config = biased_parse_config,
+    .layer_kinds = rk_sparse_layers,
+};
+
+#define BIASED CONFIG("biased", "")
+#define BIAS   "model.layers.1.mlp.gate.e_score_correction_bias"
+
+/* Differences that bf16 does not hold; fp32 does. */
+static const float biases[4] = {10.40625F, 10.406251F, -3.1415927F, 1e-6F};
+
+/* A file with these biases and routers of zeros in both layers, and the values of `model` otherwise. */
+static char *write_biased(const char *name, struct rk_model *model)
+{
+    char *dir = rk_test_temp_path(name), *path = rk_path_join(dir, "model.safetensors");
+    const struct file_spec spec = {0};
+    struct rk_st_writer *writer;
+    struct file file;
+
+    assert_int_equal(mkdir(dir, 0777), 0);
+    list_tensors(&file, model, &spec);
+    for (int64_t i = 0; i < file.count; i++) {
+        if (strstr(file.entries[i].name, "correction_bias")) {
+            file.entries[i].dtype = RK_DTYPE_F32;
+            file.entries[i].shape[0] = 4;
+        }
+    }
+    assert_ok(rk_st_writer_create(&writer, path, file.entries, file.count, NULL));
+    for (int64_t i = 0; i < file.count; i++) {
+        size_t count = (size_t)elements_of(&file.entries[i]);
+        double *values = rk_calloc(3 * count, sizeof(*values));
+        bool is_bias = file.entries[i].dtype == RK_DTYPE_F32;
+
+        if (!is_bias && !strstr(file.entries[i].name, "mlp.gate.weight"))
+            fill(values, &file.entries[i], model);
+        assert_ok(rk_st_writer_write(writer, i, 0, is_bias ? (const void *)biases : values,
+                                     count * (is_bias ? sizeof(float) : sizeof(double))));
+        rk_free(values);
+    }
+    assert_ok(rk_st_writer_commit(writer));
+    rk_st_writer_destroy(writer);
+    rk_free(path);
+    return dir;
+}
+
+static void assert_biases_of_file(const char *dir)
+{
+    char *path = rk_path_join(dir, "model.safetensors");
+    const struct rk_st_tensor *tensor;
+    struct rk_st_file *file;
+    float read[4];
+
+    assert_ok(rk_st_open(&file, path));
+    tensor = rk_st_find(file, BIAS);
+    assert_non_null(tensor);
+    assert_int_equal(tensor->dtype, RK_DTYPE_F32);
+    assert_int_equal(tensor->shape[0], 4);
+    assert_ok(rk_st_read(file, tensor, 0, sizeof(read), read));
+    assert_memory_equal(read, biases, sizeof(biases));
+    rk_st_close(file);
+    rk_free(path);
+}
+
+/* Goal: a correction bias keeps its fp32 bits in a model of any dtype, from file to file, through training,
+ * and it is random initialisation's 0. */
+static void test_correction_bias_keeps_fp32_in_every_dtype(void **state)
+{
+    static const rk_dtype_t dtypes[] = {RK_DTYPE_F64, RK_DTYPE_F32, RK_DTYPE_BF16};
+    struct rk_optim_config optim = rk_test_adamw(1e-2, 0.1, 0);
+
+    (void)state;
+    rk_family_set_extra(&biased_family);
+    for (size_t d = 0; d < RK_ARRAY_LEN(dtypes); d++) {
+        struct rk_test_model test = open_model(BIASED, dtypes[d], RK_NUMERICS_FAST);
+        char *name = rk_format("biased-%zu", d), *out = rk_format("biased-%zu-out", d);
+        char *dir = write_biased(name, test.model), *out_dir = rk_test_temp_path(out);
+        int64_t param = rk_model_find_param(test.model, BIAS);
+        double parts[12];
+
+        assert_ok(rk_model_gather_param(test.model, param, RK_PARAM_VALUE, parts));
+        for (int i = 0; i < 12; i++)
+            assert_true(parts[i] == 0);
+        assert_ok(rk_train_enable(test.model, &optim));
+        assert_ok(rk_model_load_hf(test.model, dir, NULL));
+        assert_ok(rk_model_gather_param(test.model, param, RK_PARAM_VALUE, parts));
+        for (int i = 0; i < 4; i++)
+            assert_true((float)(parts[i] + parts[4 + i] + parts[8 + i]) == biases[i]);
+        assert_ok(rk_model_export_hf(test.model, out_dir, 0, NULL));
+        assert_biases_of_file(out_dir);
+        rk_test_model_close(&test);
+        rk_free(name);
+        rk_free(out);
+        rk_free(dir);
+        rk_free(out_dir);
+    }
+    rk_family_set_extra(NULL);
+}
+
+/* Goal: the router adds the whole bias. Method: scores are equal, and of the two largest biases, which are
+ * one in bf16, the second is larger: all tokens go to expert 1, and no other has a gradient. */
+static void test_correction_bias_decides_by_fp32(void **state)
+{
+    struct rk_optim_config optim = rk_test_adamw(1e-2, 0.1, 0);
+    struct rk_test_model test;
+    char *dir;
+
+    (void)state;
+    rk_family_set_extra(&biased_family);
+    test = open_model(BIASED, RK_DTYPE_BF16, RK_NUMERICS_FAST);
+    dir = write_biased("biased-decides", test.model);
+    assert_ok(rk_model_load_hf(test.model, dir, NULL));
+    assert_ok(rk_train_enable(test.model, &optim));
+    run_backward(test.model);
+    for (int64_t e = 0; e < 4; e++) {
+        char *name = rk_format("model.layers.1.mlp.experts.%lld.down_proj.weight", (long long)e);
+        double gradient[32 * 12], sum = 0;
+
+        assert_ok(rk_model_gather_param(test.model, rk_model_find_param(test.model, name), RK_PARAM_GRADIENT,
+                                        gradient));
+        for (size_t i = 0; i < RK_ARRAY_LEN(gradient); i++)
+            sum += gradient[i] * gradient[i];
+        assert_int_equal(sum > 0, e == 1);
+        rk_free(name);
+    }
+    rk_test_model_close(&test);
+    rk_free(dir);
+    rk_family_set_extra(NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -545,6 +696,8 @@ int main(void)
         cmocka_unit_test(test_kept_activations_are_those_declared),
         cmocka_unit_test(test_strict_token_depends_on_no_other),
         cmocka_unit_test(test_frozen_router_stays_and_the_rest_trains_as_before),
+        cmocka_unit_test(test_correction_bias_keeps_fp32_in_every_dtype),
+        cmocka_unit_test(test_correction_bias_decides_by_fp32),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
