@@ -2,6 +2,7 @@
 #include "driver-cli/cmd/cmd_internal.h"
 
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
@@ -119,6 +120,8 @@ int main(int argc, char **argv)
 
     rk_log_set_format(RK_LOG_TEXT); /* for a terminal */
     rk_log_set_level(RK_LOG_WARN);
+    /* rankctl reports errors of connections with their cause; gRPC would log them before. */
+    setenv("GRPC_VERBOSITY", "NONE", 0);
     signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of the write, not the end of a run */
     signal(SIGXFSZ, SIG_IGN); /* so is a limit of the file size */
     if (argc < 2 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {

@@ -70,7 +70,8 @@ static void exec_child(char *const *args, char *const *environment, const struct
 /* Configuration of other daemons, or variables of the driver's service manager. */
 static bool is_not_for_children(const char *variable)
 {
-    static const char *const names[] = {"RUNTIME_DIRECTORY=", "STATE_DIRECTORY=", "NOTIFY_SOCKET="};
+    static const char *const names[] = {"RUNTIME_DIRECTORY=", "STATE_DIRECTORY=", "NOTIFY_SOCKET=",
+                                        "GRPC_VERBOSITY=NONE" /* rankctl's: daemons log gRPC's errors */};
 
     for (size_t i = 0; i < RK_ARRAY_LEN(names); i++) {
         if (rk_str_has_prefix(variable, names[i]))

@@ -135,6 +135,7 @@ static void test_tls_cli_says_what_is_wrong(void **state)
         struct outcome outcome = ask(rk_proc_address(daemons[cases[i].daemon]), cases[i].file, cases[i].ca);
 
         assert_text("stderr", outcome.err, cases[i].text);
+        assert_int_equal(strncmp(outcome.err, "rankctl: ", strlen("rankctl: ")), 0); /* no line of gRPC's */
         assert_exit(&outcome, cases[i].code);
         outcome_fini(&outcome);
     }
