@@ -180,6 +180,7 @@ static struct rk_json *make_info(const struct rk_recorder_config *config)
     rk_json_set(info, "device", rk_json_new_string(config->device));
     rk_json_set(info, "host", rk_json_new_string(config->host));
     rk_json_set(info, "slot", rk_json_new_int(config->slot));
+    rk_json_set(info, "cpu_num_threads", rk_json_new_int(config->num_threads));
     snprintf(text, sizeof(text), "%016" PRIx64, config->incarnation);
     rk_json_set(info, "incarnation", rk_json_new_string(text));
     rk_json_set(info, "started",

@@ -21,7 +21,7 @@ struct rk_recorder;
 struct rk_recorder_config {
     const char *dir; /* used itself if missing or empty; else a new subfolder is created */
     const char *device, *host;
-    int32_t slot;
+    int32_t slot, num_threads; /* of the CPU kernels */
     uint64_t incarnation;
 };
 

@@ -11,6 +11,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_hash.h"
 #include "base/rk_log.h"
+#include "base/rk_thread.h"
 #include "daemon/deadline_internal.h"
 #include "daemon/flight_internal.h"
 #include "daemon/notify_internal.h"
@@ -138,11 +139,13 @@ static struct rk_status *start_metrics(struct rk_daemon *daemon)
 
 static struct rk_status *start_recorder(struct rk_daemon *daemon)
 {
-    struct rk_recorder_config config = {.dir = daemon->settings.record_dir,
-                                        .device = daemon->settings.device,
-                                        .host = daemon->host,
-                                        .slot = daemon->settings.slot,
-                                        .incarnation = daemon->incarnation};
+    struct rk_recorder_config config = {
+        .dir = daemon->settings.record_dir,
+        .device = daemon->settings.device,
+        .host = daemon->host,
+        .slot = daemon->settings.slot,
+        .num_threads = daemon->settings.num_threads > 0 ? daemon->settings.num_threads : rk_thread_num_cpus(),
+        .incarnation = daemon->incarnation};
 
     return config.dir ? rk_recorder_create(&daemon->recorder, &config) : NULL;
 }

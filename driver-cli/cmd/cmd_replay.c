@@ -15,6 +15,7 @@
 #include "driver-cli/driver/replay/replay_internal.h"
 
 #define DIFFERENCES_SHOWN 8
+#define NUM_THREADS_MAX   4096 /* of cpu.num_threads */
 
 struct replay {
     struct rk_cli *cli;
@@ -153,6 +154,15 @@ static char *find_device(const struct replay *replay)
     return given ? rk_strdup(given) : rk_strndup(recorded, strcspn(recorded, ":"));
 }
 
+/* The order of sums, and with it their last bits, depends on it. 0: not recorded. */
+static int32_t find_num_threads(const struct replay *replay)
+{
+    const struct rk_json *info = rk_recording_info(replay->order.recordings[0]);
+    int64_t recorded = rk_json_as_int(rk_json_find(info, "cpu_num_threads"), 0);
+
+    return recorded > 0 && recorded <= NUM_THREADS_MAX ? (int32_t)recorded : 0;
+}
+
 static struct rk_status *start_local(struct replay *replay)
 {
     const char *const roots[] = {"/", NULL};
@@ -171,6 +181,7 @@ static struct rk_status *start_local(struct replay *replay)
     device = find_device(replay);
     config.program = program;
     config.device = device;
+    config.num_threads = find_num_threads(replay);
     st = rk_local_start(&replay->local, &config);
     rk_free(device);
     rk_free(program);

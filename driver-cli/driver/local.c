@@ -160,7 +160,9 @@ static struct rk_status *start_child(struct rk_local *local, const struct rk_loc
     args[num_args++] = rk_format("--device=%s", rk_str_text(&device));
     args[num_args++] = rk_format("--slot=%d", rank);
     args[num_args++] =
-        rk_format("--cpu.num_threads=%d", RK_MAX(rk_thread_num_cpus() / config->num_daemons, 1));
+        rk_format("--cpu.num_threads=%d", config->num_threads > 0
+                                              ? config->num_threads
+                                              : RK_MAX(rk_thread_num_cpus() / config->num_daemons, 1));
     args[num_args++] = rk_strdup("--comm.listen=unix");
     args[num_args++] = rk_strdup("--lease.grace=" RK_LOCAL_GRACE);
     args[num_args++] = rk_format("--ckpt.roots=%s", roots);

@@ -118,6 +118,39 @@ static void test_replay_runs_on_given_daemons(void **state)
         rk_proc_destroy(daemons[i]);
 }
 
+/* Goal: replay's own daemons have the recorded number of threads, which the last bits of sums depend on, and
+ * not their share of the cores. */
+static void test_replay_takes_the_recorded_threads(void **state)
+{
+    char *dir = new_run_dir(), *record = rk_test_temp_path("threads");
+    char *flag = rk_format("--record.dir=%s", record);
+    struct rk_proc *daemon = start_daemon_on(0, flag); /* with one thread */
+    struct outcome outcome = run_rankctl((const char *const[]){
+        "run", TINY_JOB, "--run-dir", dir, "--hosts", rk_proc_address(daemon),
+        "trainer.total_training_steps=1", "data.train_batch_size=4", "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=1", NULL});
+    struct rk_recording *recording;
+    struct rk_json *answer;
+
+    (void)state;
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    rk_proc_signal(daemon, SIGTERM);
+    assert_int_equal(rk_proc_wait(daemon, 20000), 0);
+    rk_proc_destroy(daemon);
+    assert_ok(rk_recording_open(&recording, record, 0));
+    assert_int_equal(number(rk_recording_info(recording), "cpu_num_threads"), 1);
+    rk_recording_close(recording);
+    answer = replay(0, (const char *const[]){record, NULL});
+    assert_string_equal(text(answer, "end"), "all");
+    rk_json_free(answer);
+    rk_free(flag);
+    rk_free(record);
+    rk_free(dir);
+}
+
 /* Goal: a model from another seed shows in the first call that uses its weights, with the column's name and
  * how many values differ. */
 static void test_replay_with_another_seed_names_the_call(void **state)
@@ -361,6 +394,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_replay_of_a_run_shows_no_difference),
         cmocka_unit_test(test_replay_runs_on_given_daemons),
+        cmocka_unit_test(test_replay_takes_the_recorded_threads),
         cmocka_unit_test(test_replay_with_another_seed_names_the_call),
         cmocka_unit_test(test_replay_names_a_changed_value),
         cmocka_unit_test(test_replay_refuses_bad_folders),
