@@ -185,14 +185,17 @@ static void append_worker(struct rk_str *out, const struct rk_driver_worker *wor
     append_models(out, &status->rank);
 }
 
-/* "1, 3" */
+/* "worker 1", "workers 1, 3" */
 static void append_numbers(struct rk_str *out, const struct rk_group_report *report, rk_part_t part)
 {
-    int count = 0;
+    int count = 0, num_appended = 0;
 
+    for (int32_t i = 0; i < report->num_workers; i++)
+        count += report->parts[i] == part;
+    rk_str_append(out, count == 1 ? "worker " : "workers ");
     for (int32_t i = 0; i < report->num_workers; i++) {
         if (report->parts[i] == part)
-            rk_str_appendf(out, "%s%d", count++ ? ", " : "", i);
+            rk_str_appendf(out, "%s%d", num_appended++ ? ", " : "", i);
     }
 }
 
@@ -202,13 +205,13 @@ static void append_advice(struct rk_str *out, const struct rk_group_report *repo
 
     rk_str_append(out, "\nwhat to do: ");
     if (report->action == RK_GROUP_ACTION_START_DAEMONS) {
-        rk_str_append(out, "start the daemons of workers ");
+        rk_str_append(out, "start the daemon of ");
         append_numbers(out, report, RK_PART_UNREACHABLE);
-        rk_str_append(out, " or repair the network to them. If they were restarted, ");
+        rk_str_append(out, ", or repair the network. After a restart, ");
     } else {
-        rk_str_append(out, "the parts of workers ");
+        rk_str_append(out, "the model parts of ");
         append_numbers(out, report, RK_PART_MISSING);
-        rk_str_append(out, " are lost. ");
+        rk_str_append(out, " are lost; ");
     }
     rk_str_append(out,
                   "repeat the rankctl run command: it configures all daemons and continues from the last "
