@@ -240,7 +240,7 @@ struct rk_local_config {
     int64_t start_timeout_ms;      /* 0: 30 s */
     const char *record_dir;        /* absolute: daemon i records its calls in DIR/rank-<i>; NULL: no record */
     bool is_dry_run;     /* they only plan, for any rank of any world: rk_driver_config.dry_world_size */
-    int32_t num_threads; /* CPU threads of each daemon; 0: the cores are divided */
+    int64_t num_threads; /* CPU threads of each daemon; 0: the cores are divided */
 };
 
 /* Starts the daemons on Unix sockets in a private directory, each with its share of the cores, and waits

@@ -155,12 +155,12 @@ static char *find_device(const struct replay *replay)
 }
 
 /* The order of sums, and with it their last bits, depends on it. 0: not recorded. */
-static int32_t find_num_threads(const struct replay *replay)
+static int64_t find_num_threads(const struct replay *replay)
 {
     const struct rk_json *info = rk_recording_info(replay->order.recordings[0]);
     int64_t recorded = rk_json_as_int(rk_json_find(info, "cpu_num_threads"), 0);
 
-    return recorded > 0 && recorded <= NUM_THREADS_MAX ? (int32_t)recorded : 0;
+    return recorded > 0 && recorded <= NUM_THREADS_MAX ? recorded : 0;
 }
 
 static struct rk_status *start_local(struct replay *replay)

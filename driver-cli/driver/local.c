@@ -3,8 +3,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -19,6 +21,8 @@
 #include "driver-cli/driver/files_internal.h"
 #include "driver-cli/driver/local_internal.h"
 
+/* The fields of the first version. */
+#define CONFIG_BYTES_MIN  offsetof(struct rk_local_config, num_threads)
 #define START_TIMEOUT_MS  30000
 #define STOP_TIMEOUT_MS   5000
 #define STOP_POLL_MS      10
@@ -160,9 +164,9 @@ static struct rk_status *start_child(struct rk_local *local, const struct rk_loc
     args[num_args++] = rk_format("--device=%s", rk_str_text(&device));
     args[num_args++] = rk_format("--slot=%d", rank);
     args[num_args++] =
-        rk_format("--cpu.num_threads=%d", config->num_threads > 0
-                                              ? config->num_threads
-                                              : RK_MAX(rk_thread_num_cpus() / config->num_daemons, 1));
+        rk_format("--cpu.num_threads=%" PRId64, config->num_threads > 0
+                                                    ? config->num_threads
+                                                    : RK_MAX(rk_thread_num_cpus() / config->num_daemons, 1));
     args[num_args++] = rk_strdup("--comm.listen=unix");
     args[num_args++] = rk_strdup("--lease.grace=" RK_LOCAL_GRACE);
     args[num_args++] = rk_format("--ckpt.roots=%s", roots);
@@ -312,7 +316,20 @@ static char *roots_as_json(const char *const *roots)
     return text;
 }
 
-struct rk_status *rk_local_start(struct rk_local **out, const struct rk_local_config *config)
+/* The program may know fewer fields: the others have their default. */
+static struct rk_status *read_config(struct rk_local_config *out, const struct rk_local_config *given)
+{
+    *out = (struct rk_local_config){0};
+    if (given->struct_size < CONFIG_BYTES_MIN || given->struct_size > sizeof(*out))
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "rk_local_config.struct_size=%zu, expected %zu to %zu; the program was compiled with "
+                       "the headers of another version of librankd_driver",
+                       given->struct_size, CONFIG_BYTES_MIN, sizeof(*out));
+    memcpy(out, given, given->struct_size);
+    return NULL;
+}
+
+static struct rk_status *start_children(struct rk_local **out, const struct rk_local_config *config)
 {
     int64_t timeout_ms = config->start_timeout_ms > 0 ? config->start_timeout_ms : START_TIMEOUT_MS;
     int64_t deadline_ns = rk_time_now_ns() + timeout_ms * 1000000LL;
@@ -320,8 +337,6 @@ struct rk_status *rk_local_start(struct rk_local **out, const struct rk_local_co
     struct rk_status *st;
     char *roots;
 
-    *out = NULL;
-    RK_ASSERT(config->struct_size == sizeof(*config));
     if (access(config->program, X_OK) != 0)
         return RK_WRAP(rk_errno_status("cannot run", config->program), "starting daemons");
     RK_TRY(rk_make_dirs(config->log_dir));
@@ -349,6 +364,15 @@ struct rk_status *rk_local_start(struct rk_local **out, const struct rk_local_co
     }
     *out = local;
     return NULL;
+}
+
+struct rk_status *rk_local_start(struct rk_local **out, const struct rk_local_config *given)
+{
+    struct rk_local_config config;
+
+    *out = NULL;
+    RK_TRY(read_config(&config, given));
+    return start_children(out, &config);
 }
 
 static bool all_ended(struct rk_local *local)

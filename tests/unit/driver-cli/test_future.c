@@ -385,6 +385,28 @@ static void test_future_struct_size(void **state)
     rk_driver_close(driver);
 }
 
+/* Goal: rk_local_start takes the structs of older programs, which end before num_threads, and no others. */
+static void test_local_struct_size(void **state)
+{
+    struct rk_local_config config = {.num_daemons = 1,
+                                     .program = "/missing/rankd",
+                                     .device = "cpu",
+                                     .log_dir = rk_test_temp_dir(),
+                                     .num_threads = 2};
+    const size_t wrong[] = {0, offsetof(struct rk_local_config, num_threads) - 1, sizeof(config) + 1};
+    struct rk_local *local;
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(wrong); i++) {
+        config.struct_size = wrong[i];
+        assert_fails(rk_local_start(&local, &config), RK_INVALID_ARGUMENT, "struct_size");
+    }
+    config.struct_size = offsetof(struct rk_local_config, num_threads);
+    assert_fails(rk_local_start(&local, &config), RK_NOT_FOUND, "/missing/rankd");
+    config.struct_size = sizeof(config);
+    assert_fails(rk_local_start(&local, &config), RK_NOT_FOUND, "/missing/rankd");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -399,6 +421,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_future_keeps_the_group, start_groups, stop_groups),
         cmocka_unit_test_setup_teardown(test_future_arguments_and_interrupt, start_groups, stop_groups),
         cmocka_unit_test(test_future_struct_size),
+        cmocka_unit_test(test_local_struct_size),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
