@@ -1,5 +1,5 @@
-/* rankd-bench on the CPU with the shapes of a test: every benchmark runs, what it writes has the form that
- * others read, and mistakes on the command line are told. Figures are not looked at: they mean nothing here.
+/* rankd-bench on the CPU with --tiny: every benchmark runs, its output has the documented format, and invalid
+ * command lines are errors. Figures are not checked: they are meaningless for tiny shapes.
  */
 #include "tests/support/test.h"
 
@@ -106,8 +106,7 @@ static void test_command_line_tells_what_is_wrong(void **state)
     }
 }
 
-/* Goal: what keeps all benchmarks from running is said once, with a way out, and not for each of them; also
- * when several ranks would have said it. */
+/* Goal: an error that prevents all benchmarks is printed once, with a hint, also with several ranks. */
 static void test_missing_device_is_told_once(void **state)
 {
     static const char *const groups[] = {"gemm", "comm"};
@@ -126,8 +125,8 @@ static void test_missing_device_is_told_once(void **state)
     }
 }
 
-/* Goal: where only the devices of other ranks are missing, benchmarks of several ranks are skipped. Method:
- * of the devices that the fake plug-in plays (tests/unit/engine/fake_plugin.h) 99 opens and 100 does not. */
+/* Goal: if only the devices of other ranks are missing, benchmarks of several ranks are skipped. Method: in
+ * the fake plug-in (tests/unit/engine/fake_plugin.h) device 99 opens and 100 does not. */
 static void test_too_few_devices_skip(void **state)
 {
     static const char plugin[] = RK_TEST_BINARY_DIR "/tests/librankd_fake.so";
@@ -194,8 +193,7 @@ static double number(const struct rk_json *row, const char *key)
     return rk_json_as_real(rk_json_find(row, key), NAN);
 }
 
-/* The fields that results/ and --compare are read by. Where less is better the percentage is the other way.
- */
+/* The fields that results/ and --compare use. For figures where less is better the percentage is inverted. */
 static void check_row(const struct rk_json *row)
 {
     static const char *const texts[] = {"name", "shape", "unit", "date", "hardware", "versions"};
@@ -222,7 +220,7 @@ static const char *note_of(const struct rk_json *results, const char *name)
     return rk_json_as_string(rk_json_find(find_result(results, name), "note"), "");
 }
 
-/* Bytes that the ranks received from one another: the note begins with them. */
+/* Bytes that the ranks received from one another, from the beginning of the note. */
 static double moved_bytes(const struct rk_json *results, const char *name)
 {
     const char *note = note_of(results, name);
@@ -231,10 +229,10 @@ static double moved_bytes(const struct rk_json *results, const char *name)
     return strtod(note, NULL);
 }
 
-/* What does not depend on the size of a shape. A layer under sequence parallelism keeps what the count says.
- * Every stage was timed alone, else there is no ideal. Ranks receive what they lack: between equal layouts
- * nothing, of pp=4 three quarters of the model each, of tp=2 pp=2 one quarter, but for norms, which tp ranks
- * share. */
+/* Figures that do not depend on the shape's size. With sequence parallelism a layer saves as many bytes as
+ * computed. Every stage was timed alone, which the ideal time needs. Ranks receive only missing weights:
+ * nothing between equal layouts, three quarters of the model each with pp=4, one quarter with tp=2 pp=2,
+ * except for norms, which all tp ranks hold. */
 static void check_layouts(const struct rk_json *results)
 {
     const char *kept = strstr(note_of(results, "sp_7b_tp2"), "MB, ");
@@ -293,7 +291,7 @@ static void test_all_runs_and_writes_results_that_compare(void **state)
 
     (void)state;
     assert_exit(&outcome, 0);
-    assert_has(outcome.out, "\nceilings: none"); /* a percentage of these would mislead */
+    assert_has(outcome.out, "\nceilings: none"); /* a percentage of the bounds would be misleading */
     outcome_fini(&outcome);
     results = read_results(first);
     for (int64_t i = 0; i < rk_json_count(results); i++)
@@ -320,7 +318,7 @@ static void test_all_runs_and_writes_results_that_compare(void **state)
     rk_free(second);
 }
 
-/* Goal: a file of results is replaced by results only. */
+/* Goal: a file of results is replaced only by a run with results. */
 static void test_results_outlive_a_run_that_has_none(void **state)
 {
     static const char content[] = "[{\"name\": \"gemm_8192\", \"measured\": 1.5}]\n";
@@ -348,7 +346,8 @@ static void test_results_outlive_a_run_that_has_none(void **state)
     rk_free(path);
 }
 
-/* Goal: a full disk ends the run, and what was kept before stays whole. Method: a limit of some results. */
+/* Goal: a full disk ends the run, and earlier results stay intact. Method: a file size limit of a few
+ * results. */
 static void test_results_that_cannot_be_kept_end_the_run(void **state)
 {
     char *program = rk_proc_program("rankd-bench"), *path = rk_test_temp_path("full.json"), *line, *err;
@@ -386,7 +385,7 @@ static pid_t child_of(const struct rk_proc *proc)
     return child;
 }
 
-/* Gone, or left for whoever inherits it to be buried. */
+/* Whether the process is gone, or a zombie that is not reaped yet. */
 static bool is_gone(pid_t pid)
 {
     char *path = rk_format("/proc/%d/stat", (int)pid), line[256] = "";
@@ -403,7 +402,7 @@ static bool is_gone(pid_t pid)
     return !name_end || name_end[2] == 'Z';
 }
 
-/* Goal: a run that is stopped leaves the results it had, and no process. */
+/* Goal: a stopped run keeps its results and leaves no process. */
 static void test_stopped_run_leaves_results_and_no_process(void **state)
 {
     static const int signals[] = {SIGTERM, SIGKILL};
@@ -450,7 +449,7 @@ static void test_compare_names_what_is_no_benchmark(void **state)
     unlink(path);
     rk_free(path);
 
-    /* What PyTorch was measured on, rankd is. */
+    /* A figure without a device is compared with the figure on this device. */
     outcome = run_bench(
         (const char *[ARGS_MAX]){"--device", "cpu", "--tiny", "--filter", "kv_write", "all", "--compare",
                                  RK_TEST_SOURCE_DIR "/bench/results/2026-11-20-h200-pytorch.json"});

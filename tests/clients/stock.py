@@ -114,7 +114,8 @@ class Reflection:
         self.path = f"/{self.service}/ServerReflectionInfo"
         self.pool = descriptor_pool.DescriptorPool()
         self.seen = set()
-        # No message type is known yet: file_containing_symbol is field 4, the answer's files are field 1 of field 4.
+        # No message type is known yet: file_containing_symbol is field 4; the files of the reply
+        # are field 1 of field 4.
         name = self.service.encode()
         answer = self.exchange([bytes([4 << 3 | 2, len(name)]) + name], lambda data: data, lambda data: data)[0]
         self.add(get(get(answer, 4)[0], 1))

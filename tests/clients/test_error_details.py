@@ -106,7 +106,7 @@ class Details(unittest.TestCase):
             details = self.fail(grpc.StatusCode.INVALID_ARGUMENT, "BAD_FIELD", "Configure",
                                 {"fence": lease.fence, **request})
             self.assertEqual(details["BadRequest"].field_violations[0].field, field)
-        # On the wire: text that is no UTF-8, in a message below the first.
+        # Raw bytes: invalid UTF-8 in a nested message.
         call = self.channel.unary_unary("/rankd.v1.Worker/Configure")
         with self.assertRaises(grpc.RpcError) as raised:
             call(b"\x1a\x04\x0a\x02\xc3\x28", metadata=bearer("admin"))

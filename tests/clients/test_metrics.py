@@ -26,7 +26,8 @@ RANKD, RANKCTL, SOURCES = sys.argv[1:4]
 del sys.argv[1:4]
 METRICS = ("--metrics.listen=127.0.0.1:0",)
 NAME = re.compile(r"^(rankd|process)_[a-z0-9_]*[a-z0-9]$")
-# Base units, and words for what has none; the unit is the last word, before "total" of a counter.
+# Base units, and words for figures without a unit; the unit is the last word, before "total" of a
+# counter.
 UNITS = ("bytes", "seconds", "ratio", "info", "celsius", "watts", "hertz")
 
 
@@ -188,7 +189,7 @@ class Peers(unittest.TestCase):
             for _ in range(20):
                 self.assertEqual(reflection.call("rankd.v1.Worker", "GetStatus").state, "UNCONFIGURED")
                 self.assertIn("rankd_state", scrape(self.daemon))
-        for peer in peers[2:]:  # cut after 5 s without a word
+        for peer in peers[2:]:  # closed after 5 s of silence
             self.assertLess(len(peer.recv(1 << 16)), 1000)
         for peer in peers:
             peer.close()
@@ -291,7 +292,7 @@ class Run(unittest.TestCase):
             [RANKCTL, "run", os.path.join(SOURCES, "examples/digits/grpo.json"), "--hosts", f"{daemon.address},{other.address}",
              "--run-dir", os.path.join(folder, "run"), "data.train_batch_size=4",
              f"actor_rollout_ref.rollout.n={cls.SAMPLES}", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-             "actor_rollout_ref.rollout.max_num_seqs=8",  # many decode steps, so that scrapes meet them
+             "actor_rollout_ref.rollout.max_num_seqs=8",  # many decode steps, so that scrapes happen during them
              "trainer.total_training_steps=3", "trainer.save_freq=2", "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
              "actor_rollout_ref.rollout.tensor_model_parallel_size=2"],
             stdout=subprocess.DEVNULL)
@@ -320,7 +321,7 @@ class Run(unittest.TestCase):
         for metric in ("actor/pg_loss", "actor/grad_norm", "actor/lr"):
             self.assertTrue(math.isfinite(value(self.families, "rankd_method_metric", metric=metric, role="actor",
                                                 method="update_actor")))
-        self.assertEqual(value(self.families, "rankd_role_weight_version", role="actor"), 6)  # two mini-batches a step
+        self.assertEqual(value(self.families, "rankd_role_weight_version", role="actor"), 6)  # two mini-batches per step
 
     def test_scrapes_do_not_wait_for_the_method_that_runs(self):
         busy = [families for families in self.during if "rankd_method_running_seconds" in families]
@@ -390,7 +391,7 @@ class Run(unittest.TestCase):
             panels = json.load(file)["panels"]
         with open(os.path.join(SOURCES, "daemon/metrics.def")) as file:
             table = set(re.findall(r'"((?:rankd|process)_\w+)"', file.read()))
-        labels = {}  # of every sample that was seen, by its name
+        labels = {}  # of every observed sample, by name
         for families in [*self.during, self.families]:
             for family in families.values():
                 for sample in family.samples:

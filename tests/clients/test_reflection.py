@@ -77,7 +77,7 @@ class WithDaemon(unittest.TestCase):
             {"file_containing_symbol": "rankd.v1.Worker.Nothing"},
             {"file_containing_symbol": "rankd.v1"},
             {"file_containing_symbol": ""},
-            {"file_containing_symbol": "rankd.v1.DType.BF16"},  # a value stands beside its enum
+            {"file_containing_symbol": "rankd.v1.DType.BF16"},  # a value is in the scope of its enum's parent
             {"file_by_filename": "worker.proto"},
             {"file_by_filename": "../rankd/v1/worker.proto"},
             {"file_containing_extension": {"containing_type": "rankd.v1.Fence", "extension_number": 100}},

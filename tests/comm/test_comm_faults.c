@@ -1,5 +1,6 @@
 /* Goal: every failure ends the operation on all ranks, in time, and names the rank where it began, also on
- * ranks that only heard of it. Method: real processes that are killed, stopped, late, gone or out of step. */
+ * ranks that were only informed. Method: real processes that are killed, stopped, late, gone or call
+ * different operations. */
 #include "tests/support/test.h"
 
 #include <pthread.h>
@@ -16,7 +17,7 @@
 
 #define NUM_RANKS 4
 #define NS_PER_MS 1000000LL
-/* Enough for an operation to be in full swing when the fault comes. */
+/* Large enough that the fault happens during the operation. */
 #define LARGE_ELEMENTS (16 << 20)
 
 static const int32_t all_ranks[] = {0, 1, 2, 3};
@@ -26,8 +27,8 @@ struct run {
     struct rk_test_rendezvous *rendezvous;
     const char *listen_host;
     struct rk_comm_world_config config;
-    _Atomic int64_t fault_ns;   /* when it happened */
-    atomic_int num_late_errors; /* ranks that saw the deadline themselves */
+    _Atomic int64_t fault_ns;   /* time of the fault */
+    atomic_int num_late_errors; /* ranks that detected the deadline themselves */
     atomic_int num_done;
     _Atomic pid_t victim;
     int case_idx;
@@ -62,7 +63,7 @@ static void close_world(struct rk_comm_world *world, struct rk_comm_group *group
     rk_comm_world_destroy(world);
 }
 
-/* Every later call returns the same first error, at once. */
+/* Every later call returns the same first error, immediately. */
 static int check_stays_failed(struct rk_comm_world *world, struct rk_comm_group *group, const char *text)
 {
     struct rk_status *first = rk_comm_world_check(world), *again;
@@ -91,7 +92,7 @@ struct attacker {
     int signal;
 };
 
-/* Hits its own process while the engine thread is inside the operation. */
+/* Signals its own process while the engine thread is inside the operation. */
 static void *hit_in_operation(void *arg)
 {
     struct attacker *attacker = arg;
@@ -112,7 +113,7 @@ static struct rk_status *reduce_large(struct rk_comm_group *group, float *data)
     return rk_comm_all_reduce(group, NULL, rk_tensor_1d(data, RK_DTYPE_F32, LARGE_ELEMENTS), RK_REDUCE_SUM);
 }
 
-/* Two operations; rank 3 is hit in the second. The status of the second. */
+/* Two operations; rank 3 is signalled in the second. Returns the status of the second. */
 static int run_hit(struct run *run, int32_t rank, int hit_signal, struct rk_comm_world **world,
                    struct rk_comm_group **group, struct rk_status **st)
 {
@@ -219,7 +220,7 @@ static void test_comm_all_reduce_with_stopped_rank_ends_at_progress_timeout(void
     }
 }
 
-/* --- ranks that do not come --- */
+/* --- ranks that do not arrive --- */
 
 static int rank_late(int32_t rank, int32_t num_ranks, void *user)
 {
@@ -251,7 +252,7 @@ static void test_comm_all_reduce_with_missing_ranks_ends_at_collective_timeout(v
     struct run *run = run_create("unix");
 
     (void)state;
-    /* The progress timeout does not count for who has not arrived. */
+    /* The progress timeout does not apply to ranks that have not arrived. */
     run->config.progress_timeout_ms = 100;
     run->config.collective_timeout_ms = 300;
     assert_int_equal(rk_test_run_ranks(NUM_RANKS, rank_late, run, 30), 0);
@@ -259,8 +260,8 @@ static void test_comm_all_reduce_with_missing_ranks_ends_at_collective_timeout(v
     run_destroy(run);
 }
 
-/* A rank that computes for several progress timeouts, while the others wait inside the operation, disturbs
- * nobody. The others have arrived and show it by heartbeats. */
+/* A rank may compute for several progress timeouts while the others wait inside the operation: the others
+ * have arrived and send heartbeats. */
 static int rank_slow(int32_t rank, int32_t num_ranks, void *user)
 {
     struct run *run = user;
@@ -310,7 +311,7 @@ static int rank_leaves(int32_t rank, int32_t num_ranks, void *user)
         return 0;
     }
     rk_test_meet(run->rendezvous, num_ranks);
-    RK_RANK_OK(rk_comm_world_check(world)); /* a goodbye is no failure */
+    RK_RANK_OK(rk_comm_world_check(world)); /* leaving is not a failure */
     st = rk_comm_all_reduce(group, NULL, rk_tensor_1d(&x, RK_DTYPE_F32, 1), RK_REDUCE_SUM);
     if (rk_test_rank_check_error(st, RK_ABORTED, "PEER_LOST", "rank 1 is lost: it left the world"))
         return 1;
@@ -495,7 +496,7 @@ static void test_comm_different_operations_are_named(void **state)
     run_destroy(run);
 }
 
-/* --- failures of this rank's own --- */
+/* --- local failures --- */
 
 #ifdef RK_FAULTS
 static int rank_fault_point(int32_t rank, int32_t num_ranks, void *user)
@@ -529,7 +530,8 @@ static void test_comm_failure_of_one_rank_ends_the_others(void **state)
 }
 #endif
 
-/* Rank 1 runs out of memory before it has connected: it says so, the other one gives up after its timeout. */
+/* Rank 1 runs out of memory before it has connected: it returns the error; the other rank fails after its
+ * timeout. */
 static int rank_without_memory(int32_t rank, int32_t num_ranks, void *user)
 {
     struct run *run = user;

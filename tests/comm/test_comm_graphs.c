@@ -1,8 +1,8 @@
-/* Goal: operations of a group repeat inside a graph as if they were called, ranks that launch and ranks that
- * call get along, and failures in a launch are told as those of calls are: in time, naming the rank and the
- * operations; afterwards the process makes another world, although graphs of the old one are still held.
- * Method: real processes over the library of the tests and a CPU with graphs, or, with RK_TEST_DEVICE=cuda,
- * over NCCL and a GPU a rank. */
+/* Goal: a graph repeats the operations of a group as if they were called, ranks that launch can be combined
+ * with ranks that call, and failures in a launch are reported as those of calls: in time, with the rank and
+ * the operations; afterwards the process can create another world, although graphs of the old one still
+ * exist. Method: real processes over the fake NCCL and a CPU device with graphs, or, with
+ * RK_TEST_DEVICE=cuda, over NCCL with one GPU per rank. */
 #include "tests/support/test.h"
 
 #include <pthread.h>
@@ -33,7 +33,7 @@ struct member {
     int32_t rank, num_ranks;
 };
 
-/* What is recorded: a sum, and the root's copy of it for everybody. */
+/* Operations that are recorded: a sum, and a broadcast of it from the root. */
 static struct rk_status *enqueue(struct member *member)
 {
     float *copy = member->data + ELEMENTS;
@@ -75,7 +75,7 @@ static int join_group(struct member *member)
     return 0;
 }
 
-/* A world, a group and a graph of it, after operations #1 and #2 were called. */
+/* Creates a world, a group and a graph of it, after calling operations #1 and #2. */
 static int join(struct member *member, struct comm_run *run, struct rk_test_rendezvous *rendezvous,
                 int32_t rank, int32_t num_ranks)
 {
@@ -89,7 +89,7 @@ static int join(struct member *member, struct comm_run *run, struct rk_test_rend
     return record(member) || check_value(member, num_ranks);
 }
 
-/* The graph is still held when its group and world go. */
+/* The graph still exists when its group and world are destroyed. */
 static int leave(struct member *member)
 {
     rk_comm_group_destroy(member->group);
@@ -100,7 +100,7 @@ static int leave(struct member *member)
     return 0;
 }
 
-/* The operations and the wait for them: an error may come out of either. */
+/* The operations and the wait for them: either may return an error. */
 static struct rk_status *launch(struct member *member)
 {
     RK_TRY(rk_comm_graph_launch(member->graph));
@@ -109,7 +109,7 @@ static struct rk_status *launch(struct member *member)
 
 /* --- what works --- */
 
-/* In every round some ranks launch, the others call, by turns: bit r of the round's number says which. */
+/* In every round some ranks launch and the others call: bit r of the round's number selects for rank r. */
 static int rank_repeats(int32_t rank, int32_t num_ranks, void *user)
 {
     struct comm_run *run = user;
@@ -127,7 +127,7 @@ static int rank_repeats(int32_t rank, int32_t num_ranks, void *user)
             return 1;
         if (round != 2)
             continue;
-        RK_RANK_OK(rk_comm_graph_begin(member.group, member.stream)); /* a recording that is dropped */
+        RK_RANK_OK(rk_comm_graph_begin(member.group, member.stream)); /* a dropped recording */
         RK_RANK_OK(enqueue(&member));
         RK_RANK_OK(rk_comm_graph_end(NULL, member.group, member.stream));
     }
@@ -167,7 +167,7 @@ static void test_graph_ends_with_its_group(void **state)
     comm_expect_pass(rank_regroups, 2, NULL);
 }
 
-/* The activity is the launch from the call until the stream has passed it, and in nothing afterwards. */
+/* The activity is the launch from the call until the stream has completed it, and none afterwards. */
 static int rank_waits(int32_t rank, int32_t num_ranks, void *user)
 {
     static const char expected[] = "graph of all_reduce #3 to broadcast #4 of group dp";
@@ -218,7 +218,7 @@ static int rank_killed(int32_t rank, int32_t num_ranks, void *user)
         atomic_store(&run->fault_ns, rk_time_now_ns());
         raise(SIGKILL);
     }
-    for (int i = 0; i < 2 && !st; i++) /* one more may be in the queue behind the one that waits */
+    for (int i = 0; i < 2 && !st; i++) /* one more may be in the queue behind the waiting one */
         st = rk_comm_graph_launch(member.graph);
     if (!st)
         st = rk_stream_sync(member.stream);
@@ -277,7 +277,7 @@ static void test_graph_late_rank_ends_at_the_collective_timeout(void **state)
     comm_expect_pass(rank_late, comm_num_ranks(), &config);
 }
 
-/* Rank 0's launch waits for rank 1, which never comes; the abort comes from a thread that does not wait. */
+/* Rank 0's launch waits for rank 1, which never comes; another thread aborts. */
 static int rank_aborted(int32_t rank, int32_t num_ranks, void *user)
 {
     struct comm_run *run = user;
@@ -314,7 +314,7 @@ static int rank_fault_point(int32_t rank, int32_t num_ranks, void *user)
         setenv("RANKD_FAULTS", "comm.graph=fail", 1);
     if (join(&member, run, run->rendezvous, rank, num_ranks))
         return 1;
-    rk_test_meet(run->rendezvous, num_ranks); /* all are through with the first operations */
+    rk_test_meet(run->rendezvous, num_ranks); /* all ranks have completed the first operations */
     if (rank == 1
             ? rk_test_rank_check_error(launch(&member), RK_INTERNAL, "", "graph: fault point comm.graph")
             : rk_test_rank_check_error(launch(&member), RK_ABORTED, "COMM_ABORTED",
@@ -330,7 +330,7 @@ static void test_graph_failure_of_one_rank_ends_the_others(void **state)
 }
 #endif
 
-/* Rank 1's device is lost while it holds a graph: nothing of it can be relied on to end. */
+/* Rank 1's device is lost while it holds a graph: nothing on it can be expected to end. */
 static int rank_lost(int32_t rank, int32_t num_ranks, void *user)
 {
     struct comm_run *run = user;
@@ -341,7 +341,7 @@ static int rank_lost(int32_t rank, int32_t num_ranks, void *user)
 
     if (join(&member, run, run->rendezvous, rank, num_ranks))
         return 1;
-    rk_test_meet(run->rendezvous, num_ranks); /* all are through with the first operations */
+    rk_test_meet(run->rendezvous, num_ranks); /* all ranks have completed the first operations */
     if (rank == 1) {
         args.x = rk_tensor_1d(member.data, RK_DTYPE_F32, 1024);
         RK_RANK_OK(rk_axpby(member.stream, &args));
@@ -366,7 +366,7 @@ static void test_graph_of_a_lost_device_holds_nobody_up(void **state)
 
     (void)state;
     if (rk_fake_nccl_faults())
-        skip(); /* a CPU is not lost */
+        skip(); /* a CPU cannot be lost */
     assert_int_equal(rk_test_run_ranks(2, rank_lost, run, COMM_RUN_S), 0);
     print_message("the lost rank's world came down in %lld ms\n", (long long)atomic_load(&run->delay_ms));
     comm_run_destroy(run);

@@ -1,7 +1,7 @@
-/* Goal: a world over NCCL keeps the promises of rk_comm.h: every failure ends what waits for it, in time, and
- * names the rank where it began and the operation; afterwards the process makes another world. Method: real
- * processes that die, stop, leave or are late, over the library of the tests, which can also fail by itself,
- * or, with RK_TEST_DEVICE=cuda, over the real one and a GPU a rank. */
+/* Goal: an NCCL world has the guarantees of rk_comm.h: every failure ends waiting operations in time, and
+ * names the rank where it began and the operation; afterwards the process can create another world. Method:
+ * real processes that die, stop, leave or are late, over the fake NCCL, which can also inject failures, or,
+ * with RK_TEST_DEVICE=cuda, over the real one with one GPU per rank. */
 #include "tests/support/test.h"
 
 #include <pthread.h>
@@ -50,7 +50,7 @@ static void leave(struct member *member)
     rk_device_free(rk_stream_device(member->stream), member->data);
 }
 
-/* The operation and the wait for it: an error may come out of either. */
+/* The operation and the wait for it: either may return an error. */
 static struct rk_status *reduce(struct member *member)
 {
     RK_TRY(rk_comm_all_reduce(member->group, member->stream,
@@ -58,7 +58,7 @@ static struct rk_status *reduce(struct member *member)
     return rk_stream_sync(member->stream);
 }
 
-/* A sum over all ranks is right. */
+/* Checks that a sum over all ranks is right. */
 static int check_works(struct member *member)
 {
     float first, last;
@@ -76,7 +76,8 @@ static int check_works(struct member *member)
 
 /* --- what works --- */
 
-/* Two groups of a partition that leaves ranks out and one that is alone, beside a group of all. */
+/* Two groups of a partition that leaves out some ranks and has a group of one, in addition to a group of
+ * all. */
 static int rank_partition(int32_t rank, int32_t num_ranks, void *user)
 {
     static const int32_t pair[] = {1, 0};
@@ -121,8 +122,8 @@ static int rank_many_worlds(int32_t rank, int32_t num_ranks, void *user)
         leave(&member);
         if (i > 0)
             continue;
-        rk_time_sleep_ms(500);       /* NCCL's threads end a little later */
-        num_fds = rk_test_num_fds(); /* the driver opened its own with the first */
+        rk_time_sleep_ms(500);       /* NCCL's threads end asynchronously */
+        num_fds = rk_test_num_fds(); /* the driver opened its own descriptors with the first world */
     }
     while (rk_test_num_fds() > num_fds && num_looks++ < 30)
         rk_time_sleep_ms(100);
@@ -136,7 +137,7 @@ static void test_nccl_worlds_come_and_go(void **state)
     comm_expect_pass(rank_many_worlds, 2, NULL);
 }
 
-/* More operations than are watched at a time: the activity is the first that has not ended, and then none. */
+/* More operations than are monitored: the activity is the first unfinished one, and then none. */
 static int rank_waits(int32_t rank, int32_t num_ranks, void *user)
 {
     struct comm_run *run = user;
@@ -172,11 +173,11 @@ static void test_nccl_activity_is_the_operation_that_is_waited_for(void **state)
 {
     (void)state;
     if (!rk_test_device_is_per_rank())
-        skip(); /* the call waits */
+        skip(); /* the call is synchronous here */
     comm_expect_pass(rank_waits, comm_num_ranks(), NULL);
 }
 
-/* --- a rank that dies, and life after it --- */
+/* --- a rank that dies, and a new world afterwards --- */
 
 static int rank_killed(int32_t rank, int32_t num_ranks, void *user)
 {
@@ -217,8 +218,8 @@ static void test_nccl_killed_rank_is_named_and_the_others_go_on(void **state)
     comm_expect_killed(rank_killed);
 }
 
-/* More operations than the stream has room for: the engine thread waits inside NCCL's call or, where they
- * take room too, at the event behind it, which every rank shifts by one. */
+/* More operations than the stream's queue holds: the engine thread blocks inside NCCL's call or, if events
+ * take queue entries too, at the event after it. */
 static int rank_killed_at_full_streams(int32_t rank, int32_t num_ranks, void *user)
 {
     struct comm_run *run = user;
@@ -284,7 +285,7 @@ static int rank_stopped(int32_t rank, int32_t num_ranks, void *user)
         raise(SIGSTOP);
     }
     st = reduce(&member);
-    /* The victim may find the data of the others waiting and get through this one; nobody does the next. */
+    /* The victim may find the data of the others and complete this operation; no rank completes the next. */
     if (rank == victim && !st)
         st = reduce(&member);
     snprintf(text, sizeof(text), "rank %d went silent for %lld ms", victim,
@@ -333,7 +334,7 @@ static void test_nccl_late_rank_ends_at_the_collective_timeout(void **state)
     comm_expect_pass(rank_late, comm_num_ranks(), &config);
 }
 
-/* Rank 1 destroys its world although rank 0 still wants something. */
+/* Rank 1 destroys its world although rank 0 still starts an operation. */
 static int rank_leaves(int32_t rank, int32_t num_ranks, void *user)
 {
     struct comm_run *run = user;
@@ -383,7 +384,7 @@ static void test_nccl_abort_from_another_thread_ends_all_ranks(void **state)
     comm_expect_pass(rank_aborted, comm_num_ranks(), NULL);
 }
 
-/* A thread that the device is not in use by: it must not ask for events. */
+/* A thread that does not use the device: it must not query events. */
 static void *check_until_failed(void *world)
 {
     struct rk_status *st;
@@ -425,13 +426,13 @@ static void test_nccl_check_from_another_thread_leaves_the_device_alone(void **s
     comm_expect_pass(rank_checked, 2, NULL);
 }
 
-/* --- what the library does wrong --- */
+/* --- failures of the library --- */
 
 struct fault_case {
     const char *label;
-    size_t field; /* of struct rk_fake_nccl_faults: gets 1 + rank 1 */
+    size_t field; /* offset in struct rk_fake_nccl_faults of the field set to 1 + rank 1 */
     rk_code_t code;
-    const char *text; /* on rank 1; the others hear of it */
+    const char *text; /* on rank 1; the others are informed */
 };
 
 #define FAULT(name) offsetof(struct rk_fake_nccl_faults, name)
@@ -448,7 +449,7 @@ struct fault_run {
     const struct fault_case *row;
 };
 
-/* Until something fails. */
+/* Runs operations until one fails. */
 static struct rk_status *work(struct comm_run *run, int32_t rank, int32_t num_ranks)
 {
     struct rk_comm_world *world;
@@ -519,7 +520,7 @@ static void test_nccl_environment_that_changes_communicators_is_refused(void **s
     comm_expect_pass(rank_with_environment, 2, NULL);
 }
 
-/* Rank 0 hears that rank 1 failed while its own call to connect is under way. */
+/* Rank 0 is informed that rank 1 failed while its own connect call is in progress. */
 static int rank_slow(int32_t rank, int32_t num_ranks, void *user)
 {
     struct comm_run *run = user;
@@ -535,7 +536,7 @@ static int rank_slow(int32_t rank, int32_t num_ranks, void *user)
         "NCCL: ncclCommInitRankConfig: fake error (fake detail)");
 }
 
-/* A split that does not end: what it makes all the same is released. */
+/* A split that does not end: the communicator that it creates later is released. */
 static int rank_splits(int32_t rank, int32_t num_ranks, void *user)
 {
     struct comm_run *run = user;
@@ -554,7 +555,7 @@ static int rank_splits(int32_t rank, int32_t num_ranks, void *user)
     return 0;
 }
 
-/* The sanitizer would tell of one that is left. */
+/* LeakSanitizer detects a communicator that is not released. */
 static void test_nccl_abort_releases_communicators_that_are_being_made(void **state)
 {
     const struct rk_comm_world_config config = {.connect_timeout_ms = 3000};
@@ -568,8 +569,7 @@ static void test_nccl_abort_releases_communicators_that_are_being_made(void **st
     memset(rk_fake_nccl_faults(), 0, sizeof(struct rk_fake_nccl_faults));
 }
 
-/* The driver does not answer the guard, and answers when the world is gone; then the communicators do not
- * come down. */
+/* The driver does not answer the guard until the world is gone; then the communicators are not released. */
 static int rank_with_lost_guard(int32_t rank, int32_t num_ranks, void *user)
 {
     struct comm_run *run = user;
@@ -601,13 +601,13 @@ static void test_nccl_world_outlives_a_guard_that_does_not_end(void **state)
     memset(rk_fake_nccl_faults(), 0, sizeof(struct rk_fake_nccl_faults));
 }
 
-/* When the mesh is up and NCCL connects. */
+/* When the mesh is connected and NCCL connects. */
 static bool stops_after_2_s(void *user)
 {
     return rk_time_now_ns() > *(const int64_t *)user + 2000 * NS_PER_MS;
 }
 
-/* The last rank stops when the mesh is up and NCCL connects. */
+/* The last rank stops when the mesh is connected and NCCL connects. */
 static bool stops_its_process(void *user)
 {
     struct comm_run *run = user;

@@ -1,6 +1,6 @@
-/* Goal: every operation gives what a local computation gives, to the bit, on every rank and in every run.
- * Method: the data of every rank is a pure function of seed, rank and index, so the expected result is
- * computed without communication, with scalar loops of this file, and compared as bytes. */
+/* Goal: every operation is bit-identical to a local computation, on every rank and in every run. Method: the
+ * data of every rank is a pure function of seed, rank and index, so the expected result is computed without
+ * communication, with scalar loops of this file, and compared as bytes. */
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -14,24 +14,23 @@
 #include "tests/support/fake_nccl.h"
 #include "tests/support/ranks.h"
 
-/* A prime: no offset inside the library (parts, chunks, pages) is a multiple of it, so a displaced run shows.
- */
+/* A prime, so no offset inside the library (parts, chunks, pages) is a multiple of it, and misplaced data is
+ * detected. */
 #define POOL_ELEMENTS 65521
 #define RANK_STRIDE   7919
 #define LARGE         ((1 << 20) + 1)
-#define FAKE_LARGE    100003 /* more than a mailbox of the fake library, which is slow */
+#define FAKE_LARGE    100003 /* more than a mailbox of the fake NCCL, which is slow */
 /* A message of a batch is larger than what a Unix socket holds, for every type. */
 #define BATCH_ELEMENTS 700001
 
-/* Random elements of every type. The input of a rank is a run of them that wraps around; where it begins
- * depends on the rank. Drawn once, since millions of elements are compared. */
+/* Random elements of every type. The input of a rank is a run of them that wraps around and begins at a
+ * position that depends on the rank. Generated once, because millions of elements are compared. */
 static char *pool[RK_DTYPE_COUNT];
-/* Reductions of the first LARGE elements over the ranks of the current case; shorter tensors are the
- * beginning of them. */
+/* Reductions of the first LARGE elements over the ranks of the current case; shorter tensors use a prefix. */
 static char *expected_of[RK_DTYPE_COUNT][RK_REDUCE_OP_COUNT];
-/* Of the rank that runs here. */
+/* Of this process's rank. */
 static struct rk_stream *stream;
-static bool is_cpu_mesh; /* which defines every bit */
+static bool is_cpu_mesh; /* the backend defines every bit */
 
 static const rk_dtype_t dtypes[] = {RK_DTYPE_F32, RK_DTYPE_F64, RK_DTYPE_BF16, RK_DTYPE_F16,
                                     RK_DTYPE_I32, RK_DTYPE_I64, RK_DTYPE_U8};
@@ -41,7 +40,7 @@ static const char *const reduce_names[] = {"sum", "max", "min", "ordered sum"};
 static void put_value(void *data, rk_dtype_t dtype, int64_t i, struct rk_rng *rng)
 {
     uint32_t a = rk_rng_next_u32(rng), b = rk_rng_next_u32(rng);
-    /* Exponents spread over 2^16, so that the order of additions shows. */
+    /* Exponents spread over 2^16, so that the order of additions matters. */
     double real = ldexp((int32_t)a / 2147483648.0, (int)(b % 16) - 8);
 
     switch (dtype) {
@@ -164,7 +163,7 @@ static rk_tensor_t flat(void *data, rk_dtype_t dtype, int64_t count)
     return rk_tensor_1d(data, dtype, count);
 }
 
-/* Device memory that holds these bytes; zeros for NULL. */
+/* Device memory with these bytes; zeros for NULL. */
 static int to_device(char **out, const void *host, size_t bytes)
 {
     void *memory;
@@ -198,8 +197,8 @@ static int input_to_device(char **out, rk_dtype_t dtype, int64_t count, int32_t 
     return failed;
 }
 
-/* NCCL may add floats of more than two ranks in any order and round on the way: how far apart two orders are
- * at most, by the largest sum of magnitudes that occurs (2^8 a rank). */
+/* NCCL may add floats of more than two ranks in any order and round in between: the maximum difference of two
+ * orders, relative to the largest possible sum of magnitudes (2^8 per rank). */
 static double order_error(rk_dtype_t dtype)
 {
     double eps = dtype == RK_DTYPE_F64   ? 0x1p-53
@@ -215,7 +214,7 @@ static bool is_float(rk_dtype_t dtype)
     return dtype != RK_DTYPE_I32 && dtype != RK_DTYPE_I64 && dtype != RK_DTYPE_U8;
 }
 
-/* `memory` is on the device. To the bit, unless `max_error` is larger than 0. */
+/* `memory` is on the device. Bit-identical unless `max_error` is larger than 0. */
 static int check_result(const char *what, const char *memory, const void *expected, rk_dtype_t dtype,
                         int64_t count, double max_error)
 {
@@ -246,7 +245,7 @@ static int check_bytes(const char *what, const char *memory, const void *expecte
     return check_result(what, memory, expected, dtype, count, 0);
 }
 
-/* 0 where the result is defined to the bit. */
+/* 0 if the result is bit-identical by definition. */
 static double reduce_error(const struct rk_comm_group *group, rk_dtype_t dtype, rk_reduce_op_t op)
 {
     bool is_exact = is_cpu_mesh || op != RK_REDUCE_SUM || !is_float(dtype) || rk_comm_group_size(group) <= 2;
@@ -254,7 +253,7 @@ static double reduce_error(const struct rk_comm_group *group, rk_dtype_t dtype, 
     return is_exact ? 0 : order_error(dtype);
 }
 
-/* --- one function an operation: dtype and total number of elements --- */
+/* --- one function per operation: dtype and total number of elements --- */
 
 static int check_all_reduce(struct rk_comm_group *group, rk_dtype_t dtype, int64_t count, rk_reduce_op_t op,
                             const char *expected)
@@ -270,7 +269,7 @@ static int check_all_reduce(struct rk_comm_group *group, rk_dtype_t dtype, int64
     return failed;
 }
 
-/* Once into separate memory and once into its own part of the input. */
+/* Once into separate memory and once into the rank's own part of the input. */
 static int check_reduce_scatter(struct rk_comm_group *group, rk_dtype_t dtype, int64_t count,
                                 rk_reduce_op_t op, const char *expected)
 {
@@ -305,7 +304,7 @@ static int check_all_gather(struct rk_comm_group *group, rk_dtype_t dtype, int64
     if (failed)
         return failed;
     RK_RANK_OK(rk_comm_all_gather(group, stream, flat(out, dtype, part * n), flat(in, dtype, part)));
-    /* Again, from its own part of the output. */
+    /* Again, in place from the rank's own part of the output. */
     for (int32_t r = 0; r < n; r++) {
         if (r != rank)
             RK_RANK_OK(rk_stream_zero(stream, out + (size_t)r * part_bytes, part_bytes));
@@ -338,7 +337,7 @@ static int check_broadcast(struct rk_comm_group *group, rk_dtype_t dtype, int64_
     return failed;
 }
 
-/* Rows that rank `from` sends to rank `to`: some of them none. */
+/* Rows that rank `from` sends to rank `to`; some are 0. */
 static int64_t rows_between(int32_t from, int32_t to, int64_t scale)
 {
     return (from * 3 + to * 2) % 4 == 0 ? 0 : scale * (1 + (from + 2 * to) % 3);
@@ -378,8 +377,8 @@ static int check_all_to_all(struct rk_comm_group *group, rk_dtype_t dtype, int64
     return failed;
 }
 
-/* Everybody sends to everybody, all sends first: more than the sockets hold, so only full duplex gets
- * through. Two messages each way keep their order. */
+/* Every rank sends to every rank, all sends first: more than the sockets buffer, so only full duplex
+ * completes. Two messages in each direction keep their order. */
 static int check_batch(struct rk_comm_group *group, rk_dtype_t dtype, int64_t count)
 {
     int32_t n = rk_comm_group_size(group), rank = rk_comm_group_rank(group), number = rank + 100;
@@ -420,7 +419,7 @@ static int check_batch(struct rk_comm_group *group, rk_dtype_t dtype, int64_t co
     return failed;
 }
 
-/* A token goes once around, without batches; every rank adds its number to it. */
+/* A token is passed once around the ring, without batches; every rank adds its number to it. */
 static int check_ring(struct rk_comm_group *group)
 {
     int32_t n = rk_comm_group_size(group), rank = rk_comm_group_rank(group), token = 5;
@@ -512,8 +511,8 @@ static int run_matrix(struct rk_comm_world *world, void *user)
     return failed;
 }
 
-/* Before the ranks are forked, so that they share the result: most of this test's time would go here
- * otherwise. */
+/* Computed before the ranks are forked, so that they share the result: otherwise it would take most of this
+ * test's time. */
 static void compute_expected(int32_t num_ranks)
 {
     for (size_t d = 0; d < RK_ARRAY_LEN(dtypes); d++) {
@@ -564,7 +563,7 @@ static const struct nan_case nan_cases[] = {
     {"infinities", {INFINITY, 1, -INFINITY}, NAN, INFINITY, -INFINITY},
 };
 
-/* What one rank puts in, as every type of float; what comes out, widened. */
+/* The input of one rank, as every float type; the output, widened. */
 static int reduce_nan(struct rk_comm_group *group, float in, rk_reduce_op_t op, float got[4])
 {
     static const rk_dtype_t types[] = {RK_DTYPE_F32, RK_DTYPE_F64, RK_DTYPE_BF16, RK_DTYPE_F16};
@@ -600,7 +599,7 @@ static int run_nan(struct rk_comm_world *world, void *user)
     for (size_t c = 0; c < RK_ARRAY_LEN(nan_cases); c++) {
         const float expected[] = {nan_cases[c].sum, nan_cases[c].max, nan_cases[c].min};
 
-        /* Only sums have a defined NaN over NCCL. */
+        /* With NCCL only sums have a defined result for NaN. */
         for (int op = 0; op < (is_cpu_mesh ? 3 : 1); op++) {
             float got[4];
 
@@ -623,7 +622,7 @@ static void test_comm_all_reduce_of_nan_gives_nan(void **state)
     assert_int_equal(rk_test_run_world(3, "unix", run_nan, NULL, 30), 0);
 }
 
-/* A group of one needs neither a world nor a stream where nothing has to move. */
+/* A group of one needs neither a world nor, if nothing is moved, a stream. */
 static void test_comm_null_group_is_alone(void **state)
 {
     float x[] = {1, 2};

@@ -1,6 +1,6 @@
-/* Goal: what other threads may do while the engine thread is in collectives: read its activity, look for
- * failures, abort. Method: threads that hammer during operations; abort while an operation waits for a peer
- * that does not come. Also built with ThreadSanitizer. */
+/* Goal: other threads may read the activity, check for failures and abort while the engine thread is in
+ * collectives. Method: threads that call continuously during operations; abort while an operation waits for a
+ * peer that does not arrive. Also built with ThreadSanitizer. */
 #include "tests/support/test.h"
 
 #include <pthread.h>
@@ -18,7 +18,7 @@ struct watcher {
     struct rk_comm_world *world;
     atomic_bool must_stop;
     uint64_t num_looks, num_seen_busy;
-    const char *error; /* static text; NULL when all was well */
+    const char *error; /* static text; NULL if there was no error */
 };
 
 static void *watch(void *arg)
@@ -91,7 +91,7 @@ static void test_comm_activity_and_check_from_another_thread(void **state)
     assert_int_equal(rk_test_run_world(3, "unix", run_watched, NULL, 60), 0);
 }
 
-/* --- what was done --- */
+/* --- totals of operations --- */
 
 #define LATE_MS 60
 
@@ -104,7 +104,7 @@ static int find_row(const struct rk_comm_stats *stats, const char *name)
     return -1;
 }
 
-/* Rank 2 comes late to the first of three; the others' time is theirs to wait. */
+/* Rank 2 is late for the first of three operations; the others' waiting time counts for them. */
 static int run_counted(struct rk_comm_world *world, void *user)
 {
     static const int32_t ranks[] = {0, 1, 2};
@@ -169,8 +169,8 @@ static void *abort_in_operation(void *arg)
     return NULL;
 }
 
-/* Rank 0 waits for rank 2 until its own thread aborts; rank 1 waits too and hears of it. Rank 2 comes later.
- * It may find the frames of the others waiting and get through that one operation; the next has nothing to
+/* Rank 0 waits for rank 2 until its own thread aborts; rank 1 waits too and is informed. Rank 2 arrives
+ * later. It may find the frames of the others and complete that operation; the next one has nothing to
  * receive. */
 static int run_aborted(struct rk_comm_world *world, void *user)
 {
@@ -232,7 +232,7 @@ static int run_aborted_transfer(struct rk_comm_world *world, void *user)
     RK_RANK_OK(rk_comm_group_create(&group, world, "pp", ranks, 3));
     if (rank == 0)
         RK_RANK_CHECK(pthread_create(&thread, NULL, abort_in_operation, &aborter) == 0, "thread");
-    if (rank == 1) { /* takes a first message, and then its time */
+    if (rank == 1) { /* receives a first message, and then sleeps */
         RK_RANK_OK(rk_comm_recv(group, NULL, rk_tensor_1d(data, RK_DTYPE_U8, 1), 0));
         rk_time_sleep_ms(200);
         st = rk_comm_recv(group, NULL, tensor, 0);

@@ -1,4 +1,4 @@
-/* Two ranks of the CPU net over TLS whose certificates are right, or wrong in one way. */
+/* Two ranks of the CPU peer network over TLS, with valid certificates or one defect. */
 #include <stdio.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@ struct side {
 struct tls_case {
     const char *label;
     struct side listener, connector;
-    rk_code_t code; /* of the connector; RK_OK: the world comes up */
+    rk_code_t code; /* of the connector; RK_OK: the world is created */
     const char *text;
 };
 
@@ -66,7 +66,7 @@ static int check_sum(struct rk_comm_world *world)
     struct rk_comm_group *group;
 
     RK_RANK_OK(rk_comm_group_create(&group, world, "dp", ranks, 2));
-    for (int64_t bytes = 1; bytes <= 300000; bytes *= 7) { /* small and in parts */
+    for (int64_t bytes = 1; bytes <= 300000; bytes *= 7) { /* small sizes, and sizes of several parts */
         for (int64_t i = 0; i < bytes; i++)
             data[i] = (float)(i % 100) + (float)rk_comm_group_rank(group);
         RK_RANK_OK(rk_comm_all_reduce(group, NULL, rk_tensor_1d(data, RK_DTYPE_F32, bytes), RK_REDUCE_SUM));
@@ -129,8 +129,8 @@ static struct rk_tls *load(const struct side *side)
     return tls;
 }
 
-/* Goal: ranks come together only where each believes the other's certificate and the listener's is for its
- * host; the one that connects says what is wrong. */
+/* Goal: ranks connect only if each trusts the other's certificate and the listener's is for its host; the
+ * connector reports the defect. */
 static void test_comm_tls_cases(void **state)
 {
     (void)state;
@@ -150,7 +150,7 @@ static void test_comm_tls_cases(void **state)
     }
 }
 
-/* Goal: with TLS the peers are told the name that the certificate is for, without it the address. */
+/* Goal: with TLS the peers get the name in the certificate, without TLS the address. */
 static void test_comm_tls_announces_the_name(void **state)
 {
     struct rk_comm_endpoint_config config = {.struct_size = sizeof(config),

@@ -1,6 +1,6 @@
-/* Goal: worlds come up and go without a trace, and who does not belong to one is refused without disturbing
- * it. Method: real endpoints; strangers connect to the listeners while the ranks are still missing each
- * other. */
+/* Goal: worlds are created and destroyed without leaks, and foreign connections are rejected without
+ * disturbing a world. Method: real endpoints; foreign processes connect to the listeners while ranks are
+ * still missing. */
 #include "tests/support/test.h"
 
 #include <arpa/inet.h>
@@ -26,7 +26,7 @@ struct run {
     char address[3][256];
     uint8_t id[RK_COMM_ID_BYTES];
     uint64_t seed;
-    atomic_bool has_started; /* the strangers' attack */
+    atomic_bool has_started; /* the foreign rank's attempts have begun */
     int32_t stopped_rank;
 };
 
@@ -46,7 +46,7 @@ static void run_destroy(struct run *run)
     rk_test_shared_free(run, sizeof(*run));
 }
 
-/* The world works: a sum over all of its ranks. */
+/* Checks that a sum over all ranks works. */
 static int check_works(struct rk_comm_world *world)
 {
     int32_t n = rk_comm_world_size(world), x = rk_comm_world_rank(world) + 1;
@@ -59,7 +59,7 @@ static int check_works(struct rk_comm_world *world)
     return 0;
 }
 
-/* --- coming and going --- */
+/* --- creation and destruction --- */
 
 static int rank_many_worlds(int32_t rank, int32_t num_ranks, void *user)
 {
@@ -91,7 +91,7 @@ static bool has_ipv6(void)
     return is_bound;
 }
 
-/* The listener is closed as soon as the mesh is up; the leak check looks at the memory when the rank exits.
+/* The listener is closed as soon as the mesh is connected; LeakSanitizer checks memory when the rank exits.
  */
 static void test_comm_world_hundred_times_keeps_nothing(void **state)
 {
@@ -138,7 +138,7 @@ static void test_comm_world_of_one_rank_works(void **state)
 
 struct stranger_case {
     const char *label;
-    uint64_t generation; /* of the stranger; the world has 7 */
+    uint64_t generation; /* of the foreign rank; the world has 7 */
     bool has_wrong_id;
     int32_t claimed_rank, claimed_size;
     rk_code_t code;
@@ -153,14 +153,14 @@ static const struct stranger_case stranger_cases[] = {
     {"another world size", 7, false, 2, 4, RK_FAILED_PRECONDITION, "rank 0 refuses rank=2 of world_size=4"},
 };
 
-/* What one rank says it is. */
+/* The identity that a rank claims. */
 struct claim {
     int32_t rank, world_size;
     uint64_t generation;
     const uint8_t *id;
 };
 
-/* Takes the endpoint. */
+/* Takes ownership of the endpoint. */
 static struct rk_status *join(struct rk_comm_world **world, struct rk_comm_endpoint *endpoint,
                               struct run *run, const struct claim *claim)
 {
@@ -187,7 +187,8 @@ static int open_endpoint(struct rk_comm_endpoint **endpoint, struct run *run, bo
     return 0;
 }
 
-/* A member of the world that rank 3, the stranger, attacks. Rank 2 comes only after the attack. */
+/* A member of the world that rank 3, the foreign rank, tries to join. Rank 2 joins only after these
+ * attempts. */
 static int be_member(struct run *run, int32_t rank, struct rk_comm_world **world)
 {
     struct rk_comm_endpoint *endpoint;
@@ -207,7 +208,7 @@ static int be_member(struct run *run, int32_t rank, struct rk_comm_world **world
     return 0;
 }
 
-/* Tries everything in vain; each attempt ends with an answer, not with the timeout. */
+/* Makes all invalid attempts; each ends with a reply, not with a timeout. */
 static int be_stranger(struct run *run)
 {
     for (size_t c = 0; c < RK_ARRAY_LEN(stranger_cases); c++) {
@@ -288,10 +289,10 @@ static int connect_raw(const char *address)
     return -1;
 }
 
-/* Connections that say nothing, too little, or too much of nonsense, all open at the same time. */
+/* Connections that send nothing, too few bytes, or too much invalid data, all open at the same time. */
 static int make_noise(struct run *run)
 {
-    enum { NUM_CONNECTIONS = 150 }; /* more than a listener keeps in the handshake */
+    enum { NUM_CONNECTIONS = 150 }; /* more than the limit of unauthenticated connections */
     int fds[NUM_CONNECTIONS];
     struct rk_rng rng;
     char junk[512];
@@ -304,10 +305,10 @@ static int make_noise(struct run *run)
         RK_RANK_CHECK(fds[i] >= 0, "connection %d to %s", i, run->address[i % 2]);
         for (int64_t b = 0; b < bytes; b++)
             junk[b] = (char)rk_rng_next_u32(&rng);
-        (void)!send(fds[i], junk, (size_t)bytes, MSG_NOSIGNAL); /* may have been refused already */
+        (void)!send(fds[i], junk, (size_t)bytes, MSG_NOSIGNAL); /* may have been closed already */
     }
     rk_test_meet(run->rendezvous, 2);
-    rk_time_sleep_ms(100); /* the silent ones stay while the last rank joins */
+    rk_time_sleep_ms(100); /* silent connections stay open while the last rank joins */
     for (int i = 0; i < NUM_CONNECTIONS; i++)
         close(fds[i]);
     return 0;
@@ -343,7 +344,7 @@ static void test_comm_world_create_with_noise_at_the_listeners_comes_up(void **s
     }
 }
 
-/* --- ranks that never come --- */
+/* --- ranks that never arrive --- */
 
 static int open_endpoint_only(struct run *run, int32_t num_ranks)
 {
@@ -383,7 +384,7 @@ static void test_comm_world_create_names_missing_ranks(void **state)
     run_destroy(run);
 }
 
-/* Rank 2 waits a short time for rank 3, the others a long one. They hear from rank 2 that it gave up. */
+/* Rank 2 has a short timeout for rank 3, the others a long one. Rank 2 informs them when it fails. */
 static int rank_impatient(int32_t rank, int32_t num_ranks, void *user)
 {
     struct run *run = user;
@@ -414,8 +415,8 @@ static void test_comm_world_create_ends_when_a_peer_gives_up(void **state)
     run_destroy(run);
 }
 
-/* A rank that is asked to stop while it waits for the missing one gives up at once, whatever its timeout, and
- * the others hear of it. */
+/* A rank that is asked to stop while it waits for a missing rank aborts at once, independent of its timeout,
+ * and informs the others. */
 static bool stops_after_300_ms(void *user)
 {
     return rk_time_now_ns() > *(const int64_t *)user + 300000000;
@@ -561,7 +562,7 @@ static void test_comm_world_create_with_bad_config_fails(void **state)
         assert_fails(rk_comm_world_create(&world, endpoint, &config), RK_INVALID_ARGUMENT, cases[c].text);
         assert_null(world);
     }
-    assert_int_equal(rk_test_num_fds(), num_fds); /* the endpoint is taken on failure too */
+    assert_int_equal(rk_test_num_fds(), num_fds); /* ownership of the endpoint is taken on failure too */
 }
 
 int main(void)

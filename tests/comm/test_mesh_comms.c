@@ -1,5 +1,6 @@
-/* Goal: the communicators of several meshes over one world have the members that the rank arithmetic says, in
- * its order, and are shared exactly when they may be. Method: 8 ranks gather their own number in every group.
+/* Goal: the communicators of several meshes over one world have the members and the order of the rank
+ * arithmetic, and are shared exactly if their partitions are equal. Method: 8 ranks gather their own number
+ * in every group.
  */
 #include "tests/support/test.h"
 
@@ -46,7 +47,7 @@ struct group_case {
         0, 1, 2, 3, 4, 5, 6, 7 \
     }
 
-/* Worked out by hand from the formula rank = tp + t * (cp + c * (dp + d * pp)); -1: in no group. */
+/* Computed by hand from rank = tp + t * (cp + c * (dp + d * pp)); -1: in no group. */
 static const struct group_case group_cases[] = {
     {"actor tp", ACTOR, RK_GROUP_TP, 2, {PAIRS_01}},
     {"actor dp", ACTOR, RK_GROUP_DP, 2, {{0, 2}, {1, 3}, {0, 2}, {1, 3}, {4, 6}, {5, 7}, {4, 6}, {5, 7}}},
@@ -204,7 +205,7 @@ static int run_meshes(struct rk_comm_world *world, void *user)
         if (check_group(world, comms, &group_cases[c]))
             return 1;
     }
-    /* What one mesh shares with another must outlive the first of them. */
+    /* Shared communicators must outlive the first mesh that uses them. */
     rk_mesh_comms_destroy(comms[ACTOR]);
     comms[ACTOR] = NULL;
     for (size_t c = 0; c < RK_ARRAY_LEN(group_cases); c++) {
@@ -228,7 +229,7 @@ static int run_many(struct rk_comm_world *world, void *user)
     int num_fds = rk_test_num_fds();
 
     (void)user;
-    for (int i = 0; i < (rk_env("RK_TEST_COMM") ? 2 : 100); i++) { /* the library of the tests is slow */
+    for (int i = 0; i < (rk_env("RK_TEST_COMM") ? 2 : 100); i++) { /* the fake NCCL is slow */
         if (create_all(comms, meshes, world) || check_group(world, comms, &group_cases[i % 13]))
             return 1;
         destroy_all(comms, meshes);
@@ -237,7 +238,7 @@ static int run_many(struct rk_comm_world *world, void *user)
     return 0;
 }
 
-/* The leak check of the sanitizer looks at the memory when the rank exits. */
+/* LeakSanitizer checks memory when the rank exits. */
 static void test_mesh_comms_hundred_times_keeps_nothing(void **state)
 {
     (void)state;

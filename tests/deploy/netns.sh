@@ -1,6 +1,7 @@
 #!/bin/sh
-# netns.sh HOSTS COMMAND...: runs COMMAND in a network of its own in which this process has all addresses of the file HOSTS (as
-# /etc/hosts, which it replaces). Exits with 77 where namespaces are not allowed.
+# netns.sh HOSTS COMMAND...: runs COMMAND in a network namespace in which this process has all
+# addresses of the file HOSTS (which also replaces /etc/hosts). Exits with 77 if namespaces are not
+# allowed.
 set -eu
 hosts=$1
 shift

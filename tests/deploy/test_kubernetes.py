@@ -66,7 +66,7 @@ class Pod:
         for volume in self.spec["volumes"]:
             if "secret" in volume:
                 self.folders[volume["name"]] = work / volume["secret"]["secretName"]
-            else: # the claim is one folder of all pods
+            else: # the claim is one directory for all pods
                 shared = work if "persistentVolumeClaim" in volume else work / name
                 self.folders[volume["name"]] = shared / volume["name"]
         for claim in claims:

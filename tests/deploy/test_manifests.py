@@ -24,7 +24,8 @@ def check(condition, text):
         problems.append(text)
 
 
-# --- a table a type: fields, "!" before those that must be there. A list [T] is a list of T, a dict {T} a map to T. ---
+# --- one table per type: fields, with "!" before required ones. A list [T] is a list of T, a dict
+# {T} a map to T. ---
 
 def fields(text, **types):
     table = {}
@@ -103,7 +104,7 @@ def check_fields(value, table, where):
         check(not is_required or name in value, f"{where}.{name}: missing")
 
 
-# --- objects among themselves ---
+# --- references between objects ---
 
 def known_flags(program, *args):
     text = subprocess.run([BUILD / "bin" / program, *args, "--help"], capture_output=True, text=True, check=True).stdout

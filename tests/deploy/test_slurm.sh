@@ -1,7 +1,8 @@
 #!/bin/sh
-# test_slurm.sh BUILD_DIR SOURCE_DIR: goal: deploy/slurm/rankd.sbatch trains on the daemons of a job and leaves none behind.
-# Method: bash runs it with the environment of a job of two nodes and two tasks each, whose names are addresses of this
-# machine; srun is a function of ours that starts the tasks here.
+# test_slurm.sh BUILD_DIR SOURCE_DIR: goal: deploy/slurm/rankd.sbatch trains on the daemons of a job
+# and leaves no daemon running. Method: bash runs it with the environment of a job of two nodes and
+# two tasks each, whose names are addresses of this machine; srun is a function of this test that
+# starts the tasks here.
 set -eu
 build=$1
 source=$2
@@ -15,7 +16,7 @@ bash -n "$script"
 mkdir "$work/bin"
 cat >"$work/bin/srun" <<'END'
 #!/bin/sh
-# As srun: the command once a task, its output ours, until all have ended.
+# Like srun: runs the command once per task, passes its output on, and waits for all.
 while [ "${1#-}" != "$1" ]; do shift; done
 for node in node01 node02; do
     for task in 0 1; do

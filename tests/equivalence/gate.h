@@ -1,4 +1,5 @@
-/* The gate: the layout never changes the result. Layouts x models x dtypes, each against one rank.
+/* The equivalence gate: results must not depend on the layout. Layouts x models x dtypes, each compared with
+ * one rank.
  *
  * A case trains a model from the same random weights on the same 12 sequences for four steps. An outcome has
  * the outputs of every token, of a forward-only pass and of training; the loss; every gradient of the first
@@ -16,7 +17,7 @@ RK_BEGIN_DECLS
 #define RK_GATE_NUM_TOKENS   469 /* of all sequences */
 #define RK_GATE_SEQ_LEN_MAX  97
 #define RK_GATE_NUM_STEPS    4
-#define RK_GATE_LR           3e-4 /* with larger ones rounding errors grow tenfold a step */
+#define RK_GATE_LR           3e-4 /* with a larger rate rounding errors grow tenfold per step */
 #define RK_GATE_PARAMS_MAX   192
 #define RK_GATE_ELEMENTS_MAX 200000
 #define RK_GATE_DIFFS_MAX    (2 * RK_GATE_PARAMS_MAX + 16)
@@ -34,15 +35,15 @@ struct rk_gate_model {
 
 struct rk_gate_layout {
     const char *name;
-    const char *model; /* that the sample, which every change is tested with, has with this layout */
+    const char *model; /* the model that the sample, which runs for every change, combines with this layout */
     int32_t tp, cp, dp, pp, vpp; /* 0: 1 */
     int32_t ep, etp;             /* 0: 1, and tp */
     int32_t moe_dispatch_tokens; /* 0: the default */
     bool sequence_parallel;
-    int32_t num_first, num_last; /* layers of these stages; 0: as many as the others */
+    int32_t num_first, num_last; /* layers of these stages; 0: as many as the other stages */
     int32_t num_micro_batches;   /* 0: 1 */
-    bool is_padded;              /* sequences have the length of the longest, behind their tokens */
-    bool is_reversed;            /* the last sequence stands first in its micro-batch */
+    bool is_padded;              /* sequences are padded at the end to the length of the longest */
+    bool is_reversed;            /* the last sequence is first in its micro-batch */
     bool is_strict;              /* numerics */
     int64_t recompute_num_layers;
 };
@@ -53,12 +54,12 @@ extern const struct rk_gate_layout rk_gate_layouts[];
 extern const size_t rk_gate_num_layouts;
 extern const struct rk_gate_layout rk_gate_one_rank;
 
-/* NULL when there is none of that name. */
+/* NULL when there is no model with that name. */
 const struct rk_gate_model *rk_gate_find_model(const char *name);
 const struct rk_gate_layout *rk_gate_find_layout(const char *name);
 int32_t rk_gate_num_ranks(const struct rk_gate_layout *layout);
 
-/* A sum that is left out of one gradient, to show that the comparison sees it. Such a case ends with the
+/* A sum that is omitted from one gradient, to show that the comparison detects it. Such a case ends with the
  * gathered gradients. */
 typedef enum rk_gate_mutation {
     RK_GATE_NO_MUTATION,
@@ -71,15 +72,16 @@ struct rk_gate_case {
     const struct rk_gate_layout *layout;
     const struct rk_gate_model *model;
     rk_dtype_t dtype;
-    bool has_bf16_weights; /* a F32 model on one rank that begins with the weights of the BF16 model */
+    bool has_bf16_weights; /* an F32 model on one rank that starts with the weights of the BF16 model */
     rk_gate_mutation_t mutation;
     const char *mutated; /* the parameter */
 };
 
-/* Lies in memory that the ranks share. */
+/* In memory that the ranks share. */
 struct rk_gate_outcome {
-    double loss, loss_terms[RK_GATE_NUM_TOKENS]; /* its summands, in the first step */
-    double loss_slopes[RK_GATE_NUM_TOKENS];      /* of the terms by log-probs or values */
+    double loss, loss_terms[RK_GATE_NUM_TOKENS]; /* its terms, in the first step */
+    double loss_slopes[RK_GATE_NUM_TOKENS];      /* derivatives of the terms with respect to log-probs or
+                                                  * values */
     double forward[RK_HEAD_OUTPUT_COUNT][RK_GATE_NUM_TOKENS];
     double trained[RK_HEAD_OUTPUT_COUNT][RK_GATE_NUM_TOKENS]; /* in the first step */
     double grad_norm[RK_GATE_NUM_STEPS];
@@ -92,16 +94,16 @@ struct rk_gate_outcome {
 /* "t2s qwen3 bf16"; valid until the next call. */
 const char *rk_gate_label(const struct rk_gate_case *test);
 
-/* Whether the machine has as many devices, and collectives that can. */
+/* Whether the machine has as many devices, and collectives between them. */
 bool rk_gate_has_ranks(const struct rk_gate_layout *layout);
-/* And this dtype. */
+/* And supports the dtype. */
 bool rk_gate_can_run(const struct rk_gate_case *test);
-/* Runs all cases, those of the same number of ranks one after the other in the same processes, and fails the
- * test when a rank fails. Returns their outcomes, to be freed with rk_gate_outcomes_free. */
+/* Runs all cases, those with equal numbers of ranks one after another in the same processes, and fails the
+ * test when a rank fails. Returns their outcomes; free with rk_gate_outcomes_free. */
 struct rk_gate_outcome *rk_gate_run(const struct rk_gate_case *cases, int32_t count);
 void rk_gate_outcomes_free(struct rk_gate_outcome *outcomes, int32_t count);
 
-/* What one rank computes: in the dtype of the case, and, of BF16, in F32 with the same weights. */
+/* Results of one rank: in the dtype of the case and, for BF16, also in F32 with the same weights. */
 struct rk_gate_golden {
     const struct rk_gate_outcome *same_dtype;
     const struct rk_gate_outcome *f32; /* BF16 only */
@@ -111,20 +113,20 @@ struct rk_gate_diff {
     char tensor[128];
     double error, bound;
 };
-/* Compares all that the outcomes have; the number of diffs, of which the first RK_GATE_DIFFS_MAX are
- * written. gate_compare.c has the measures and where the bounds come from. */
+/* Compares all members of the outcomes; returns the number of diffs, of which the first RK_GATE_DIFFS_MAX are
+ * stored. gate_compare.c defines the measures and derives the bounds. */
 int32_t rk_gate_compare(struct rk_gate_diff *diffs, const struct rk_gate_case *test,
                         const struct rk_gate_outcome *actual, const struct rk_gate_golden *golden);
 
 /* Called with the first RK_GATE_DIFFS_MAX of a case's diffs. */
 typedef void (*rk_gate_visit_fn_t)(void *user, const struct rk_gate_case *test,
                                    const struct rk_gate_diff *diffs, int32_t num_diffs);
-/* Runs the cases that the machine can run, and what one rank computes of each, and compares. */
+/* Runs the cases that the machine supports and the same on one rank, and compares. */
 void rk_gate_for_each(const struct rk_gate_case *cases, int32_t count, rk_gate_visit_fn_t visit, void *user);
 /* Prints every diff with layout, model and tensor, and fails the test when there is one. */
 void rk_gate_check(const struct rk_gate_case *cases, int32_t count);
 
-/* --- within the gate --- */
+/* --- internal --- */
 
 /* The sequences; each rank takes its own. */
 struct rk_gate_batch {
@@ -141,24 +143,24 @@ struct rk_gate_micro {
     struct rk_packed packed;
     int32_t tokens[RK_GATE_MICRO_TOKENS], positions[RK_GATE_MICRO_TOKENS], labels[RK_GATE_MICRO_TOKENS];
     int32_t cu_seqlens[RK_GATE_NUM_SEQS + 1];
-    int32_t source[RK_GATE_MICRO_TOKENS]; /* where in the batch a token comes from; -1: padding */
+    int32_t source[RK_GATE_MICRO_TOKENS]; /* index of the token in the batch; -1: padding */
     int32_t sequence[RK_GATE_MICRO_TOKENS];
     const struct rk_gate_batch *batch;
     struct rk_gate_outcome *outcome;
     int32_t dp_rank;
-    bool records; /* one rank of a replica, in the first step */
+    bool records; /* one rank per replica, in the first step */
 };
 
 void rk_gate_batch_make(struct rk_gate_batch *batch);
-/* Sequence s goes to dp rank s % dp. Rank 1 puts all of its own into its first micro-batch: its others are
- * empty. */
+/* Sequence s is assigned to dp rank s % dp. Rank 1 puts all of its sequences into its first micro-batch: its
+ * others are empty. */
 void rk_gate_micro_make(struct rk_gate_micro *micro, const struct rk_gate_layout *layout, int32_t index);
 /* The losses of language models, and of value and score heads; `user` is the micro-batch. */
 struct rk_status *rk_gate_policy_loss(void *user, const struct rk_head_arrays *outputs,
                                       const struct rk_head_arrays *grads);
 struct rk_status *rk_gate_value_loss(void *user, const struct rk_head_arrays *outputs,
                                      const struct rk_head_arrays *grads);
-/* Writes the outputs of a micro-batch to where their tokens have their place. */
+/* Writes the outputs of a micro-batch to the entries of their tokens. */
 void rk_gate_record(double (*to)[RK_GATE_NUM_TOKENS], const struct rk_gate_micro *micro,
                     const struct rk_head_arrays *outputs);
 

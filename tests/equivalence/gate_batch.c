@@ -1,4 +1,4 @@
-/* What every case of the gate trains on: sequences, their micro-batches, losses. */
+/* The data of every case: sequences, their micro-batches, losses. */
 #include "tests/equivalence/gate.h"
 
 #include <math.h>
@@ -25,7 +25,7 @@ void rk_gate_batch_make(struct rk_gate_batch *batch)
             batch->tokens[t] = (int32_t)rk_rng_next_below(&rng, VOCAB_SIZE);
             batch->old_log_probs[t] = -4.9 + 0.1 * rk_rng_next_normal(&rng);
         }
-        /* The first third is the prompt; the last token predicts nothing. */
+        /* The first third is the prompt; the last token has no label. */
         for (int32_t t = batch->begin[s]; t < batch->begin[s + 1]; t++) {
             bool is_scored = t >= batch->begin[s] + seq_lens[s] / 3 && t + 1 < batch->begin[s + 1];
 
@@ -92,7 +92,7 @@ static void record_term(const struct rk_gate_micro *micro, int64_t t, double ter
     micro->outcome->loss_slopes[micro->source[t]] = slope;
 }
 
-/* -1/N sum_t (A exp(log p - old) + coeff (H - sum_pi_squared)): a policy gradient with bonuses for spread, N
+/* -1/N sum_t (A exp(log p - old) + coeff (H - sum_pi_squared)): a policy gradient with entropy bonuses, N
  * over the whole batch. */
 struct rk_status *rk_gate_policy_loss(void *user, const struct rk_head_arrays *outputs,
                                       const struct rk_head_arrays *grads)

@@ -1,4 +1,4 @@
-/* What the outcomes of the gate are compared by. */
+/* Comparison of the gate's outcomes. */
 #include "tests/equivalence/gate.h"
 
 #include <math.h>
@@ -21,8 +21,8 @@ struct comparison {
     const struct rk_gate_golden *golden;
 };
 
-/* Values of an outcome, which stand `offset` bytes behind its beginning. Differences are measured against the
- * size of the values, or against `smallest` where they are smaller. In BF16 one of them may differ by `flip`.
+/* Values at `offset` bytes in an outcome. Differences are relative to the size of the values, or to
+ * `smallest` if they are smaller. In BF16 one of them may differ by `flip`.
  */
 struct values {
     const char *kind, *name;
@@ -31,7 +31,7 @@ struct values {
     double smallest, flip;
 };
 
-/* What Adam makes of one element whose gradient is nearly 0, if it has the other sign in every step. */
+/* Effect of Adam on one element whose gradient is nearly 0, if it has the opposite sign in every step. */
 #define FLIP (2 * RK_GATE_LR * RK_GATE_NUM_STEPS)
 
 static const double *values_at(const struct rk_gate_outcome *outcome, const struct values *values)
@@ -72,7 +72,7 @@ static double error_by_max(const struct rk_gate_outcome *outcome, const struct r
            fmax(largest, values->smallest);
 }
 
-/* `level`: of BF16, the mean NMSE of one rank over the tensors of the kind. */
+/* `level`: for BF16, the mean NMSE of one rank over the tensors of the kind. */
 static void compare_values(struct comparison *c, const struct values *values, double level)
 {
     const struct rk_gate_golden *golden = c->golden;
@@ -86,7 +86,7 @@ static void compare_values(struct comparison *c, const struct values *values, do
         diff.error = error_by_max(c->actual, golden->same_dtype, values);
         diff.bound = c->test->dtype == RK_DTYPE_F64 ? RK_TOL_F64_SUM : RK_TOL_F32_SUM;
     }
-    if (diff.error <= diff.bound) /* not where one of them is no number */
+    if (diff.error <= diff.bound) /* false also if one of them is NaN */
         return;
     snprintf(diff.tensor, sizeof(diff.tensor), "%s%s%s", values->kind, *values->name ? " of " : "",
              values->name);
@@ -116,8 +116,8 @@ static void compare_outputs(struct comparison *c)
     }
 }
 
-/* What the error of log-probs or values makes of the terms of the loss, of which a few with large ratios make
- * up nearly all. */
+/* The error of the loss terms caused by errors of log-probs or values; a few terms with large ratios
+ * dominate. */
 static double loss_level(const struct comparison *c)
 {
     int k = strcmp(c->test->model->head, "lm") == 0 ? RK_HEAD_LOG_PROBS : RK_HEAD_VALUES;
@@ -139,7 +139,7 @@ static void compare_loss(struct comparison *c)
         "loss", "every token", offsetof(struct rk_gate_outcome, loss_terms), RK_GATE_NUM_TOKENS, 0, 0};
     const struct values sum = {"loss", "", offsetof(struct rk_gate_outcome, loss), 1, 0, 0};
 
-    /* The sum of the terms says nothing in BF16: it may be near the right one by chance. */
+    /* In BF16 the sum of the terms is not compared: errors may cancel by chance. */
     compare_values(c, &terms, c->golden->f32 ? loss_level(c) : 0);
     if (c->test->dtype != RK_DTYPE_BF16)
         compare_values(c, &sum, 0);
@@ -153,8 +153,8 @@ static struct values values_of_param(const struct rk_gate_outcome *outcome, int6
     if (kind == RK_PARAM_GRADIENT)
         return (struct values){
             "gradient", outcome->names[i], offsetof(struct rk_gate_outcome, grads) + begin, count, 0, 0};
-    /* Biases start at 0, and four steps of Adam make a few thousandths of them, out of gradients that are
-     * nearly 0 for keys, whose bias the softmax hardly sees. */
+    /* Biases start at 0, and four steps of Adam change them by a few thousandths; the gradients of key biases
+     * are nearly 0, because the softmax hardly depends on them. */
     return (struct values){"value", outcome->names[i], offsetof(struct rk_gate_outcome, params) + begin,
                            count,   INITIALIZER_RANGE, FLIP};
 }
@@ -214,7 +214,7 @@ int32_t rk_gate_compare(struct rk_gate_diff *diffs, const struct rk_gate_case *t
     return c.num_diffs;
 }
 
-/* --- cases with what one rank computes of them --- */
+/* --- cases and their one-rank results --- */
 
 static bool is_one_rank_of(const struct rk_gate_case *golden, const struct rk_gate_case *test, bool has_bf16)
 {
@@ -245,7 +245,7 @@ static int32_t add_golden(struct rk_gate_case *all, int32_t count, const struct 
     return count;
 }
 
-/* The cases that can run, in front, and what they are compared with. */
+/* Collects the cases that can run, followed by those that they are compared with. */
 static int32_t collect(struct rk_gate_case *all, const struct rk_gate_case *cases, int32_t *num_cases)
 {
     int32_t count = 0, num_given = *num_cases;
@@ -269,7 +269,7 @@ void rk_gate_for_each(const struct rk_gate_case *cases, int32_t count, rk_gate_v
     struct rk_gate_diff *diffs = rk_calloc(RK_GATE_DIFFS_MAX, sizeof(*diffs));
     int32_t num_cases = count, num_all = collect(all, cases, &num_cases);
     struct rk_gate_outcome *outcomes =
-        num_all > 0 ? rk_gate_run(all, num_all) : NULL; /* F64 on a GPU: none */
+        num_all > 0 ? rk_gate_run(all, num_all) : NULL; /* F64 on a GPU: no cases */
 
     for (int32_t i = 0; i < num_cases; i++) {
         int32_t one = find_golden(all, num_all, &all[i], false);

@@ -1,4 +1,4 @@
-/* Cases of the gate on ranks that are processes. */
+/* Runs cases of the gate on ranks that are processes. */
 #include "tests/equivalence/gate.h"
 
 #include <stdio.h>
@@ -17,8 +17,8 @@
 
 #define TEMPERATURE     0.8
 #define SEED            7
-#define RUN_TIMEOUT_S   600  /* of all cases of a number of ranks */
-#define BUCKET_ELEMENTS 5000 /* several a layer, and layers that share one */
+#define RUN_TIMEOUT_S   600  /* of all cases with one number of ranks */
+#define BUCKET_ELEMENTS 5000 /* several buckets per layer, and layers that share one */
 
 /* All cases of one number of ranks. */
 struct run {
@@ -92,7 +92,7 @@ static struct rk_status *bind_micro_batch(void *user, int64_t i, struct rk_train
     return NULL;
 }
 
-/* The row of the table from which the engine takes over what a gradient is summed. */
+/* Changes the row of the parameter table by which a gradient is summed. */
 static void leave_sum_out(struct rk_model *model, const struct rk_gate_case *test)
 {
     int64_t i = rk_model_find_param(model, test->mutated);
@@ -146,7 +146,8 @@ static struct rk_status *train(struct training *training, int64_t num_micro_batc
 
         RK_TRY(rk_train_begin(model));
         training->micro->records = training->is_main && step == 0;
-        /* The first step gathers the gradients of all ranks; in the others their sums run beside the pass. */
+        /* The first step gathers the gradients of all ranks; in the others their reductions overlap the
+         * pass. */
         work.is_last = step > 0;
         RK_TRY(rk_train_micro_batches(model, &work));
         if (training->test->mutation)
@@ -192,7 +193,7 @@ static struct rk_test_model_spec spec_of(const struct rk_gate_case *test, struct
     };
 }
 
-/* Of the case in BF16, to be read in F32. */
+/* Exports the weights of the case in BF16, to be loaded in F32. */
 static struct rk_status *export_bf16(const struct rk_test_model_spec *spec, const char *dir)
 {
     struct rk_test_model_spec bf16 = *spec;
@@ -256,7 +257,7 @@ static int run_rank(int32_t rank, int32_t num_ranks, void *user)
 
         if (rk_gate_num_ranks(test->layout) != num_ranks)
             continue;
-        printf("  %s\n", rk_gate_label(test)); /* shown when a rank fails */
+        printf("  %s\n", rk_gate_label(test)); /* visible when a rank fails */
         spec = spec_of(test, world, rank);
         if (test->has_bf16_weights) {
             dir = rk_format("%s/weights_%d_%d", run->temp_dir, (int)getpid(), i);
@@ -288,15 +289,15 @@ bool rk_gate_has_ranks(const struct rk_gate_layout *layout)
     const char *device = rk_env("RK_TEST_DEVICE");
     bool is_asynchronous = device && strcmp(device, "graphs") == 0;
 
-    /* Its collectives have no order between streams, which NCCL gives those of a communicator. Where dp is 1,
-     * keys and gradients are exchanged over one. */
+    /* The asynchronous test device does not order collectives between streams; NCCL does for one
+     * communicator. If dp is 1, keys and gradients use the same communicator. */
     if (is_asynchronous && layout->cp > 1 && layout->dp <= 1)
         return false;
     return rk_gate_num_ranks(layout) <= rk_test_device_max_ranks();
 }
 
-/* F64 is the CPU's, and the library that stands for NCCL on the CPU is slow: there it is shown what NCCL's
- * other sums do. */
+/* F64 is only for the CPU. The fake NCCL is slow: it runs only BF16, which NCCL's sums round after each
+ * addition. */
 bool rk_gate_can_run(const struct rk_gate_case *test)
 {
     if (rk_env("RK_TEST_COMM") && (test->dtype != RK_DTYPE_BF16 || rk_gate_num_ranks(test->layout) == 1))

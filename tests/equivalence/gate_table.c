@@ -5,7 +5,7 @@
 
 #include "base/rk_assert.h"
 
-/* Fewer key-value heads than tp may have ranks, a vocabulary that nothing divides, windows of 20 tokens in
+/* Fewer key-value heads than the largest tp, a vocabulary size that no tp divides, windows of 20 tokens in
  * all layers (mistral), in two of four (qwen2, qwen3) or in none (llama). */
 #define CONFIG(type, tie)                                                              \
     "{\"model_type\": \"" type                                                         \
@@ -15,8 +15,8 @@
     " \"use_sliding_window\": true, \"sliding_window\": 20, \"max_window_layers\": 2," \
     " \"max_position_embeddings\": 128, \"initializer_range\": 0.1, \"tie_word_embeddings\": " tie "}"
 
-/* Experts in three of four layers (qwen2_moe) or all, of which an odd number, so that some tokens have close
- * scores; a width that tp=4 divides. */
+/* Experts in three of four layers (qwen2_moe) or in all; an odd number of experts; a width that tp=4
+ * divides. */
 #define SPARSE(type, tie, more)                                                     \
     "{\"model_type\": \"" type                                                      \
     "\", \"hidden_size\": 64, \"intermediate_size\": 16, \"num_hidden_layers\": 4," \
@@ -59,7 +59,8 @@ const struct rk_gate_layout rk_gate_one_rank = {.name = "one_rank"};
 #define ENDS(first, last) .num_first = (first), .num_last = (last)
 
 const struct rk_gate_layout rk_gate_layouts[] = {
-    /* Micro-batches and packing. 469 tokens, and the micro-batches of them, are no multiples of 2 or 4. */
+    /* Micro-batches and packing. Neither 469 tokens nor the sizes of micro-batches are multiples of 2 or
+     * 4. */
     {"m2", "mistral_value", MICRO(2)},
     {"m12_one_sequence_each", "qwen2_score", MICRO(12)},
     {"padded", "llama", .is_padded = true},
@@ -71,7 +72,7 @@ const struct rk_gate_layout rk_gate_layouts[] = {
     {"t2s", "qwen2_value", .tp = 2, SP},
     {"t4s_m2", "qwen2", .tp = 4, SP, MICRO(2)},
     {"t4s_strict_padded", "llama_value", .tp = 4, SP, .is_strict = true, .is_padded = true},
-    /* Context parallelism; windows reach over chunks, sequences need padding. */
+    /* Context parallelism; windows span chunks, sequences need padding. */
     {"c2", "qwen2", .cp = 2},
     {"c3_m2", "llama_score", .cp = 3, MICRO(2)},
     {"c4", "mistral", .cp = 4},
@@ -102,7 +103,7 @@ const struct rk_gate_layout rk_gate_layouts[] = {
     {"p4d2_m3", "mistral_score", .pp = 4, .dp = 2, MICRO(3)},
     {"c2p2d2_m3", "qwen2_value", .cp = 2, .pp = 2, .dp = 2, MICRO(3)},
     {"t2sp2d2_m3", "llama_tied", .tp = 2, SP, .pp = 2, .dp = 2, MICRO(3)},
-    /* What experts have to do with: parts of their width, tokens of other ranks, empty micro-batches. */
+    /* Experts: parts of their width, tokens of other ranks, empty micro-batches. */
     {"t2_m2_recompute1", "qwen2_moe", .tp = 2, MICRO(2), .recompute_num_layers = 1},
     {"t4s_m3_strict", "qwen3_moe_tied", .tp = 4, SP, MICRO(3), .is_strict = true},
     {"t2sc2d2_m2", "qwen2_moe_value", .tp = 2, SP, .cp = 2, .dp = 2, MICRO(2)},

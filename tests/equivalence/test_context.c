@@ -1,6 +1,5 @@
-/* Context parallelism against one rank: what the ranks of a cp group compute of a packed micro-batch that
- * they share, the tokens at the ends of their chunks, and losses over whole sequences. test_layouts.c has its
- * training runs. */
+/* Context parallelism against one rank: the results of a cp group for a shared packed micro-batch, the tokens
+ * at the ends of chunks, and losses over whole sequences. test_layouts.c has its training runs. */
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -38,7 +37,7 @@ struct context_case {
     int32_t tp, cp;
 };
 
-/* What one rank sees; in memory that the ranks share. */
+/* Results of one rank; in memory that the ranks share. */
 struct outcome {
     double of[RK_HEAD_OUTPUT_COUNT][NUM_TOKENS];
     double id_log_probs[NUM_TOKENS * NUM_IDS], top_log_probs[NUM_TOKENS * NUM_IDS];
@@ -68,7 +67,7 @@ struct run {
     body_fn_t body;
 };
 
-/* Every token but the last of a sequence predicts the next one. */
+/* Every token but the last of a sequence has the next one as its label. */
 static void make_batch(struct batch *batch)
 {
     int32_t t = 0;
@@ -119,7 +118,7 @@ static int run_rank(int32_t rank, int32_t num_ranks, void *user)
     return 0;
 }
 
-/* The outcomes of all ranks, to be freed with outcomes_free. */
+/* The outcomes of all ranks; free with outcomes_free. */
 static struct outcome *run_case(const struct context_case *row, const struct batch *batch, body_fn_t body)
 {
     struct run run = {.row = row,
@@ -164,7 +163,7 @@ static struct context_case in_widest_dtype(const struct context_case *row)
     return wide;
 }
 
-/* Of sums in that dtype. */
+/* For sums in that dtype. */
 static double tolerance(void)
 {
     return rk_test_device_dtype() == RK_DTYPE_F64 ? RK_TOL_F64_SUM : RK_TOL_F32_SUM;
@@ -191,9 +190,9 @@ static struct rk_status *forward(struct rk_model *model, const struct batch *bat
     return is_lm ? rk_model_logits(model, &batch->packed, outcome->logits) : NULL;
 }
 
-/* Goal: in strict numerics, on every rank, all outputs of all tokens have the bits of those without context
- * parallelism. Method: heads and families, sequences that need padding, and one shorter than the ranks are
- * many; compared with the same tp, since tp rounds partial sums. */
+/* Goal: in strict numerics, on every rank, all outputs of all tokens are bit-identical to those without
+ * context parallelism. Method: several heads and families, sequences that need padding, and one with fewer
+ * tokens than ranks; compared with the same tp, because tp rounds partial sums. */
 static void test_forward_has_the_bits_of_a_run_without_cp(void **state)
 {
     static const struct context_case rows[] = {
@@ -235,8 +234,8 @@ static void forget_labels(struct batch *batch)
         batch->labels[t] = RK_LABEL_NONE;
 }
 
-/* Labels at the last token of every chunk, which is predicted on another rank than the token that it predicts
- * stands on, and at the first. Of the sequence of 64: C = 64 / 2c. */
+/* Labels at the last token of every chunk, whose label is a token on another rank, and at the first. For the
+ * sequence of 64 tokens: C = 64 / 2c. */
 static int32_t label_chunk_ends(struct batch *batch, int32_t cp)
 {
     int32_t begin = batch->cu_seqlens[1], step = 64 / (2 * cp), count = 0;
@@ -262,9 +261,9 @@ static double log_prob_of(const double *logits, int32_t id)
     return (logits[id] - largest) / TEMPERATURE - log(sum);
 }
 
-/* Goal: at the end of a chunk the label is the next token of the sequence, which another rank has. Method:
- * only such positions have labels; their log-probs against the softmax of the logits of a run without cp,
- * which is told the label here. */
+/* Goal: at the end of a chunk the label is the next token of the sequence, which is on another rank. Method:
+ * only such positions have labels; their log-probs are compared with the softmax of the logits of a run
+ * without cp. */
 static void test_labels_at_chunk_ends_are_the_next_tokens(void **state)
 {
     struct context_case row = {"llama", CONFIG("llama"), "lm", RK_NUMERICS_FAST, rk_test_device_dtype(), 1,
@@ -310,7 +309,7 @@ struct loss {
     double value;
 };
 
-/* GSPO: sum over sequences of s exp(mean of log p - old), where s is a number of the sequence. */
+/* GSPO: sum over sequences of s exp(mean of log p - old), where s depends on the sequence. */
 static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
                                  const struct rk_head_arrays *grads)
 {
@@ -374,8 +373,8 @@ static void compare_training(const struct context_case *row, const struct batch 
 }
 
 /* Goal: every cp rank computes the loss of whole sequences, and the gradients sum to those without cp, also
- * when one rank has all labels and others none. Method: a loss that is no sum over tokens; labels everywhere,
- * at the ends of chunks, and only within the first chunk of a sequence. */
+ * when one rank has all labels and others none. Method: a loss that is not a sum over tokens; labels
+ * everywhere, at the ends of chunks, and only within the first chunk of a sequence. */
 static void test_loss_over_sequences_equals_a_run_without_cp(void **state)
 {
     static const struct context_case rows[] = {
@@ -424,7 +423,7 @@ static struct rk_status *forward_twice(struct rk_model *model, const struct batc
     return st;
 }
 
-/* Goal: a model says once that most of a pass is padding. Method: two passes of sequences of one token, and
+/* Goal: a model warns once when most of a pass is padding. Method: two passes of sequences of one token, and
  * two of longer ones. */
 static void test_short_sequences_are_warned_of_once(void **state)
 {

@@ -1,4 +1,4 @@
-/* The gate for one model: all its layouts and dtypes.
+/* The equivalence gate for one model: all its layouts and dtypes.
  *
  *   test_gate MODEL [LAYOUT [DTYPE]]
  */

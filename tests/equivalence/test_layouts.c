@@ -1,5 +1,5 @@
-/* The layout never changes the result: a sample of the gate, which has every layout, model and dtype, and
- * what the gate itself must be able to see. All of it is test_gate.c. */
+/* A sample of the equivalence gate (test_gate.c runs it for every layout, model and dtype), and tests that
+ * the gate detects defects. */
 #include "tests/support/test.h"
 
 #include <string.h>
@@ -8,7 +8,8 @@
 #include "tests/support/device.h"
 #include "tests/support/fake_nccl.h"
 
-/* The case of the sample with the i-th layout. F64 is the CPU's: a GPU has its widest dtype instead. */
+/* The case of the sample with the i-th layout. F64 is only for the CPU: a GPU uses its widest dtype
+ * instead. */
 static struct rk_gate_case sample_at(size_t i)
 {
     const struct rk_gate_model *model = rk_gate_find_model(rk_gate_layouts[i].model);
@@ -48,13 +49,13 @@ static void test_sample_of_layouts_equals_one_rank(void **state)
     rk_gate_check(cases, (int32_t)rk_gate_num_layouts);
 }
 
-/* --- sums that are left out --- */
+/* --- omitted sums --- */
 
 struct seen {
     int32_t num_cases, num_right;
 };
 
-/* The tensor, and nothing else. */
+/* Expects that only this tensor differs. */
 static void expect_mutated(void *user, const struct rk_gate_case *test, const struct rk_gate_diff *diffs,
                            int32_t num_diffs)
 {
@@ -70,8 +71,8 @@ static void expect_mutated(void *user, const struct rk_gate_case *test, const st
         num_diffs == 1 && strstr(diffs[0].tensor, test->mutated) && diffs[0].error > 20 * diffs[0].bound;
 }
 
-/* Goal: the bounds are not so wide that a sum of gradients could be left out, in BF16 either. Method: the row
- * of the parameter table that a gradient is summed by is changed before it is gathered. */
+/* Goal: the bounds detect an omitted sum of gradients, also in BF16. Method: changes the row of the parameter
+ * table by which a gradient is summed before it is gathered. */
 static void test_gradient_without_a_sum_is_seen(void **state)
 {
     static const struct {
@@ -111,7 +112,7 @@ static void test_gradient_without_a_sum_is_seen(void **state)
 
 /* --- bits --- */
 
-/* Goal: runs repeat. Method: the same layout and seed twice gives the same bits everywhere. */
+/* Goal: runs are reproducible. Method: the same layout and seed twice gives bit-identical results. */
 static void test_train_twice_gives_identical_bits(void **state)
 {
     static const struct {
@@ -139,7 +140,7 @@ static void test_train_twice_gives_identical_bits(void **state)
     }
 }
 
-/* Goal: in strict numerics the outputs have the same bits on all layouts with the same tp: what is divided by
+/* Goal: in strict numerics the outputs are bit-identical on all layouts with the same tp: work divided by
  * tokens, chunks or layers is computed by row, and sums over tp are in rank order. */
 static void test_strict_outputs_have_the_bits_of_tp_alone(void **state)
 {

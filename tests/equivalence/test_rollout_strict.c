@@ -1,12 +1,12 @@
-/* Goal: in strict numerics the log-prob that comes with every generated token has the bits of the one that
- * the training forward pass computes for it, so that the first ratio of PPO is exactly 1 and need not be
- * computed; on one rank, and with tensor parallelism, where sums go over ranks; of a dense model, and of one
- * with 16 experts, where the tokens beside one decide how many rows an expert has.
+/* Goal: in strict numerics the log-prob of every generated token is bit-identical to the one that the
+ * training forward pass computes, so that the first ratio of PPO is exactly 1 and need not be computed; on
+ * one rank, and with tensor parallelism, where sums are over ranks; for a dense model, and for one with 16
+ * experts, where other tokens determine how many rows an expert has.
  *
- * Method: generate with sequences coming and going (more requests than run together, prompts of all lengths
- * in chunks, some answers ended early), then recompute all of it in packed batches. On GPUs the model has the
- * shape of Qwen2.5-1.5B and 100,000 tokens are generated; on the CPU it is small. Every rank is a process of
- * its own. */
+ * Method: generate with continuous batching (more requests than run together, prompts of all lengths in
+ * chunks, some responses ended early), then recompute all of it in packed batches. On GPUs the model has the
+ * shape of Qwen2.5-1.5B and 100,000 tokens are generated; on the CPU it is small. Every rank is a separate
+ * process. */
 #include "tests/support/test.h"
 
 #include <stdlib.h>
@@ -35,7 +35,7 @@ struct scale {
     ", \"max_position_embeddings\": " #positions ", \"rms_norm_eps\": 1e-6, \"rope_theta\": 1000000.0,"      \
     " \"hidden_act\": \"silu\", \"initializer_range\": 0.02, \"tie_word_embeddings\": true}"
 
-/* A Qwen3-MoE with 16 experts, of which a token goes to 4. */
+/* A Qwen3-MoE with 16 experts, of which each token uses 4. */
 #define SPARSE(hidden, intermediate, layers, heads, kv_heads, vocab, positions)                             \
     "{\"model_type\": \"qwen3_moe\", \"architectures\": [\"Qwen3MoeForCausalLM\"], "                        \
     "\"hidden_size\": " #hidden ", \"moe_intermediate_size\": " #intermediate                               \
@@ -86,7 +86,7 @@ static const struct scale sparse_on_cpu = {
     .pass_tokens = 200,
 };
 
-/* Requests with their answers. */
+/* Requests with their responses. */
 struct batch {
     const struct scale *scale;
     struct rk_rollout_request *requests;
@@ -200,7 +200,7 @@ static void add_sequence(struct pass *pass, const struct rk_rollout_request *req
     pass->cu_seqlens[++packed->num_seqs] = (int32_t)packed->num_tokens;
 }
 
-/* Fills the pass and returns the first sequence that did not fit; `first` itself where none fits. */
+/* Fills the pass and returns the first sequence that did not fit; `first` itself if none fits. */
 static int32_t fill_pass(struct pass *pass, const struct batch *b, int32_t first)
 {
     int32_t i = first;
@@ -218,7 +218,7 @@ static int32_t fill_pass(struct pass *pass, const struct batch *b, int32_t first
     return i;
 }
 
-/* How many log-probs of sequences first.. of the pass differ, in any bit. */
+/* Number of log-probs of sequences first.. of the pass that differ in any bit. */
 static int64_t count_different(const struct pass *pass, const struct batch *b, int32_t first)
 {
     int64_t num_different = 0;
@@ -236,7 +236,7 @@ static int64_t count_different(const struct pass *pass, const struct batch *b, i
     return num_different;
 }
 
-/* What a rank tells the parent. */
+/* Results that a rank sends to the parent. */
 struct outcome {
     int64_t num_tokens, num_different;
     double generate_s, recompute_s;
@@ -244,7 +244,7 @@ struct outcome {
 
 struct shared {
     const struct scale *scale;
-    bool sequence_parallel; /* of the model, which generation takes no notice of */
+    bool sequence_parallel; /* of the model; generation does not use it */
     struct outcome of_rank[2];
 };
 
@@ -392,7 +392,7 @@ static void test_generate_strict_tp_log_probs_have_bits_of_model(void **state)
     run_tp(false, false);
 }
 
-/* Sums over tp are formed by reduce-scatter, rows are padded: the bits are those of the sums in generation.
+/* Sums over tp use reduce-scatter, and rows are padded: they must be bit-identical to the sums in generation.
  */
 static void test_generate_strict_log_probs_have_bits_of_sequence_parallel_model(void **state)
 {

@@ -30,7 +30,7 @@ static void append_unknown_resets(struct rk_str *out, uint32_t *stream)
     }
 }
 
-/* One header block without an end: new fields in each frame. */
+/* One header block without an end: new fields in every frame. */
 static void append_continuations(struct rk_str *out, uint32_t *stream)
 {
     struct rk_str block = {0};
@@ -99,7 +99,7 @@ static void append_settings(struct rk_str *out, uint32_t *stream)
         h2_frame(out, H2_SETTINGS, 0, 0, "\0\x4\0\x1\0\0", 6);
 }
 
-/* Watches whose request never comes, without ever saying that the daemon's SETTINGS were read. */
+/* Watch calls whose request never arrives, without acknowledging the daemon's SETTINGS. */
 static void append_open_calls(struct rk_str *out, uint32_t *stream)
 {
     for (int i = 0; i < FRAMES_A_ROUND; i++, *stream += 2)
@@ -124,7 +124,7 @@ static void wait_for(int fd, short events)
     poll(&poller, 1, 10);
 }
 
-/* False when the daemon has closed, or is not to be spoken to any more. */
+/* False when the daemon has closed the connection, or the attack should not continue. */
 static bool shake(struct attack *attack, struct rk_tls_conn *conn, int fd)
 {
     char byte;
@@ -168,7 +168,7 @@ static bool send_tls(struct rk_tls_conn *conn, int fd, const struct rk_str *byte
     return true;
 }
 
-/* One connection, until the daemon ends it or the attack is over. */
+/* One connection, until the daemon closes it or the attack is over. */
 static void attack_once(struct attack *attack)
 {
     int fd = h2_connect(attack->address);

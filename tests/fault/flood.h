@@ -1,8 +1,8 @@
 /* Peers that flood a daemon with frames of HTTP/2, or with TLS handshakes: NUM_ATTACKERS threads send as fast
- * as they can, and connect again when they are cut.
+ * as they can, and reconnect when their connection is closed.
  *
- * They stand for other machines: their priority is RK_TEST_ATTACKER_NICE (default 10) lower than that of the
- * test and its daemon; 0 has them compete for the cores like any other process. */
+ * They simulate other machines: their priority is RK_TEST_ATTACKER_NICE (default 10) lower than that of the
+ * test and its daemon; with 0 they compete for the cores like any other process. */
 #ifndef RK_TEST_FLOOD_H
 #define RK_TEST_FLOOD_H
 
@@ -20,7 +20,7 @@ RK_BEGIN_DECLS
 
 typedef enum flood_kind {
     FLOOD_RESETS,
-    FLOOD_UNKNOWN_RESETS, /* of paths that the daemon does not have */
+    FLOOD_UNKNOWN_RESETS, /* of paths that the daemon does not serve */
     FLOOD_CONTINUATIONS,
     FLOOD_ENDLESS_FIELD,
     FLOOD_EMPTY_CONTINUATIONS,
@@ -38,12 +38,12 @@ struct flood {
 
 extern const struct flood floods[FLOOD_COUNT];
 
-/* Zeroed, then the first four are set. */
+/* Zeroed, then the first four members are set. */
 struct attack {
     const char *address;
     const struct flood *flood;
-    struct rk_tls *tls;  /* they speak TLS; NULL: plainly */
-    bool only_handshake; /* and leave when the daemon has done its part of it */
+    struct rk_tls *tls;  /* the attackers use TLS; NULL: no TLS */
+    bool only_handshake; /* and close when the daemon has done its part of the handshake */
     int lower_nice;
     _Atomic bool is_over;
     _Atomic int64_t sent_bytes;

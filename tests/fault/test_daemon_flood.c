@@ -1,10 +1,10 @@
-/* Peers that flood a daemon with frames of HTTP/2 or with TLS handshakes, without a token. Whatever they
- * send, the daemon's memory is bounded, a good client is answered at once, and a training run goes on. The
- * daemon is in a control group of 512 MiB where the test may make one; it says so where it may not.
+/* Peers that flood a daemon with frames of HTTP/2 or with TLS handshakes, without a token. For every flood
+ * the daemon's memory is bounded, a normal client is answered at once, and a training run continues. The
+ * daemon is in a control group of 512 MiB if the test may create one; otherwise the test prints that.
  *
  * RK_TEST_SECONDS: how long each flood takes (default 1). RK_TEST_FLOOD: only the one of that name.
- * RK_TEST_ATTACKER_NICE: see flood.h. Latency is a matter of the cores that are left: on a busy machine run
- * it with `nice -n -10` (root). */
+ * RK_TEST_ATTACKER_NICE: see flood.h. Latency depends on free cores: on a busy machine run it with `nice -n
+ * -10` (root). */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,12 +25,12 @@
 #define GROUP_BYTES  (512LL << 20)
 #define SAMPLE_MS    10
 #define RSS_MAX_KIB  (256 << 10)
-#define RSS_BACK_KIB (32 << 10) /* above what it was before */
+#define RSS_BACK_KIB (32 << 10) /* above the value before the flood */
 #define RSS_BACK_MS  10000
 #define GROWTH_KIB   (8 << 10) /* a round of floods after the second: a leak of 1 MiB a flood, or less */
 #define ROUNDS       3
 #define P99_MAX_MS   250.0
-#define P99_SECONDS  10 /* shorter samples say nothing about the tail */
+#define P99_SECONDS  10 /* shorter runs do not measure the tail */
 #define SAMPLES_MAX  100000
 #define SECOND_NS    1000000000LL
 #define STEP_MS      60000
@@ -45,9 +45,9 @@ typedef enum transport { PLAIN, TLS, MUTUAL_TLS } transport_t;
 
 struct bench {
     struct fixture fixture;
-    struct rk_test_group *group; /* NULL: none could be made */
+    struct rk_test_group *group; /* NULL: could not be created */
     transport_t transport;
-    struct rk_proc *run; /* rankctl; NULL: none */
+    struct rk_proc *run; /* rankctl; NULL: not running */
     char *run_dir, *token_path;
     int64_t seconds; /* of a flood */
 };
@@ -70,7 +70,7 @@ static char *write_file(const char *name, const char *text)
     return path;
 }
 
-/* --- the daemon, the good client and the run --- */
+/* --- the daemon, the normal client and the run --- */
 
 static struct rk_client *new_client(const struct bench *bench)
 {
@@ -93,7 +93,7 @@ static void start_daemon_in_group(struct bench *bench, const char *const *args)
             "NO CONTROL GROUP of %lld MiB (%s): the daemon's resident memory is checked all the same\n",
             GROUP_BYTES >> 20, why);
     rk_free(why);
-    /* AddressSanitizer, where it is, keeps no freed memory back. */
+    /* Keeps AddressSanitizer, if used, from retaining freed memory. */
     setenv("ASAN_OPTIONS", "quarantine_size_mb=1:thread_local_quarantine_size_kb=64", 1);
     if (bench->group)
         rk_test_group_enter(bench->group);
@@ -154,7 +154,7 @@ static int64_t num_steps(const struct bench *bench)
     return steps;
 }
 
-/* Waits until the run has more steps than that. */
+/* Waits until the run has more than that many steps. */
 static void wait_step(struct bench *bench, int64_t steps)
 {
     int64_t end_ns = rk_time_now_ns() + rk_proc_timeout_ms(STEP_MS) * 1000000;
@@ -167,7 +167,7 @@ static void wait_step(struct bench *bench, int64_t steps)
     }
 }
 
-/* A training run without an end, and the first of its steps. */
+/* Starts an endless training run and waits for its first step. */
 static void start_run(struct bench *bench)
 {
     const char *files[6] = {NULL};
@@ -243,7 +243,7 @@ struct seen {
     double *samples; /* milliseconds of GetStatus */
 };
 
-/* Asks for the status again and again while the attack lasts. */
+/* Calls GetStatus repeatedly during the attack. */
 static void watch_attack(struct seen *seen, struct bench *bench)
 {
     int64_t end_ns = rk_time_now_ns() + bench->seconds * SECOND_NS;
@@ -260,7 +260,7 @@ static void watch_attack(struct seen *seen, struct bench *bench)
     }
 }
 
-/* Returns what is resident when it is below the limit, or 10 s later. */
+/* Returns the resident memory once it is below the limit, or after 10 s. */
 static int64_t wait_back(struct bench *bench, int64_t limit_kib)
 {
     int64_t begin_ns = rk_time_now_ns();
@@ -273,7 +273,7 @@ static int64_t wait_back(struct bench *bench, int64_t limit_kib)
 
 static void check_latency(const char *label, const struct seen *seen, int64_t seconds)
 {
-#ifdef __SANITIZE_ADDRESS__ /* it makes everything ten times slower */
+#ifdef __SANITIZE_ADDRESS__ /* which makes everything ten times slower */
     (void)label;
     (void)seen;
     (void)seconds;
@@ -324,9 +324,9 @@ static void run_flood(struct bench *bench, const char *address, flood_kind_t kin
 
 /* --- tests --- */
 
-/* Goal: every flood leaves the daemon within 256 MiB, and back where it was 10 s later; a good client is
- * answered within 250 ms, and a training run goes on. Method: 8 threads send as fast as they can, and connect
- * again when they are cut, while another client samples GetStatus. */
+/* Goal: during every flood the daemon stays below 256 MiB, and 10 s later it is back at its earlier memory; a
+ * normal client is answered within 250 ms, and a training run continues. Method: 8 threads send as fast as
+ * they can and reconnect when closed, while another client samples GetStatus. */
 static void test_floods_are_survived(void **state)
 {
     struct bench bench;
@@ -340,9 +340,9 @@ static void test_floods_are_survived(void **state)
     stop(&bench);
 }
 
-/* Goal: what a flood leaves behind does not add up: memory of the allocator's arenas and of gRPC fills in the
- * first rounds, and later rounds find it. Method: rounds of all floods, a second each; the last round must
- * not leave more than the one before it. */
+/* Goal: memory retained after a flood does not accumulate: the allocator's arenas and gRPC's memory grow in
+ * the first rounds and are reused in later ones. Method: rounds of all floods, one second each; the last
+ * round must not retain more than the previous one. */
 static void test_memory_does_not_grow_with_floods(void **state)
 {
     int64_t after_kib[ROUNDS];
@@ -361,7 +361,7 @@ static void test_memory_does_not_grow_with_floods(void **state)
     stop(&bench);
 }
 
-/* Goal: the listener for probes is as well protected, though it takes no token. */
+/* Goal: the listener for probes, which needs no token, is equally protected. */
 static void test_floods_of_health_listen_are_survived(void **state)
 {
     static const char line[] = "rankd: health.listen is ";
@@ -381,7 +381,7 @@ static void test_floods_of_health_listen_are_survived(void **state)
     stop(&bench);
 }
 
-/* Who comes with a good handshake while others do nothing but handshakes is let in. */
+/* A client with a valid handshake can connect while others only make handshakes. */
 static void connect_during_handshakes(struct bench *bench, struct attack *attack)
 {
     struct rk_worker_status status;
@@ -399,8 +399,8 @@ static void connect_during_handshakes(struct bench *bench, struct attack *attack
     flood_end(attack);
 }
 
-/* Goal: TLS changes nothing of all that, whether they flood behind a handshake, in front of it, or with
- * nothing but handshakes; and who comes meanwhile with a good one is let in. */
+/* Goal: the same holds with TLS, for floods after a handshake, before it, or of handshakes only; and a client
+ * with a valid handshake can connect meanwhile. */
 static void check_tls(transport_t transport, const struct rk_tls_files *attackers)
 {
     static const flood_kind_t some[] = {FLOOD_RESETS, FLOOD_CONTINUATIONS, FLOOD_PINGS};
@@ -415,7 +415,7 @@ static void check_tls(transport_t transport, const struct rk_tls_files *attacker
     assert_ok(rk_tls_create(&tls, attackers));
     assert_ok(rk_tls_create(&stranger, &none));
     start_run(&bench);
-    run_flood(&bench, address, FLOOD_RESETS, NULL); /* without TLS where it is expected */
+    run_flood(&bench, address, FLOOD_RESETS, NULL); /* without TLS where TLS is expected */
     if (transport == MUTUAL_TLS)
         run_flood(&bench, address, FLOOD_RESETS, stranger);
     for (size_t i = 0; i < RK_ARRAY_LEN(some); i++)
@@ -447,13 +447,13 @@ static void test_floods_over_mutual_tls_are_survived(void **state)
     check_tls(MUTUAL_TLS, &files);
 }
 
-/* --- a client that behaves --- */
+/* --- a normal client --- */
 
 struct caller {
     struct bench *bench;
     pthread_t thread;
     int num_failed;
-    char *error; /* of the first that failed */
+    char *error; /* of the first failed call */
 };
 
 static void count_end(struct caller *caller, struct rk_status *st, rk_code_t expected)
@@ -466,7 +466,7 @@ static void count_end(struct caller *caller, struct rk_status *st, rk_code_t exp
     rk_status_free(st);
 }
 
-/* Short calls over some of the connections, and calls that are given up early among them. */
+/* Short calls over some of the connections, some of them cancelled early. */
 static void *make_short_calls(void *arg)
 {
     struct caller *caller = arg;
@@ -491,8 +491,8 @@ static void *make_short_calls(void *arg)
     return NULL;
 }
 
-/* Goal: nothing of all this ever hits a client that behaves: 64 connections with 10,000 short calls, 8 at a
- * time, on every transport. */
+/* Goal: the protection never affects a normal client: 64 connections with 10,000 short calls, 8 at a time, on
+ * every transport. */
 static void test_short_calls_are_never_cut(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* Daemons under limits of the system: few descriptors, little address space. */
+/* Daemons under system limits: few descriptors, little address space. */
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -10,7 +10,7 @@
 #include "tests/support/h2_raw.h"
 
 #define NUM_STRANGERS 1100
-#define START_MS      90000 /* beyond the daemon's own deadlines */
+#define START_MS      90000 /* longer than the daemon's own deadlines */
 #define AGAIN_MS      20000
 
 /* A daemon under `ulimit`; with `listen` as rpc.listen. */
@@ -48,7 +48,7 @@ static void wait_answer(const char *address)
     assert_ok(st);
 }
 
-/* Connects clients that say nothing, as far as they are taken. */
+/* Opens connections that send nothing, as many as are accepted. */
 static void connect_strangers(int *fds, const char *address)
 {
     for (int i = 0; i < NUM_STRANGERS; i++)
@@ -65,8 +65,8 @@ static void raise_own_limit(void)
     assert_true(limit.rlim_cur > NUM_STRANGERS + 100);
 }
 
-/* Goal: with few descriptors, 1,100 silent connections do not shut others out: connected clients are
- * answered and new ones are accepted, during and after. */
+/* Goal: with few descriptors, 1,100 silent connections do not block others: connected clients are answered
+ * and new ones are accepted, during and after. */
 static void test_few_files_are_survived(void **state)
 {
     static const char *const limits[] = {"-n 64", "-n 256", "-n 1024"};
@@ -119,8 +119,8 @@ static void wait_serving(struct rk_client *client, rk_serving_status_t expected)
     assert_int_equal(check(client, ""), RK_SERVING); /* a restart would not help */
 }
 
-/* Goal: a Unix socket with more clients than there are descriptors refuses the last, says so in its health,
- * and takes clients again as soon as some have left. */
+/* Goal: a Unix socket with more clients than descriptors rejects the last ones, reports it in its health, and
+ * accepts clients again as soon as some have left. */
 static void test_full_unix_socket_is_said_in_health(void **state)
 {
     char *path = rk_test_temp_path("full.sock"), *listen = rk_format("unix:%s", path);
@@ -162,8 +162,8 @@ static int64_t children_ms(void)
            (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1000;
 }
 
-/* Goal: whatever address space there is, a start ends: with a listener, or with an error and exit code 1 (or
- * an allocator's or loader's own end), in bounded time and without a loop. */
+/* Goal: with every limit of address space a start ends with a listener, or with an error and exit code 1 (or
+ * an abort of the allocator or loader), in bounded time. */
 static void test_little_address_space_ends_the_start(void **state)
 {
     (void)state;

@@ -7,7 +7,7 @@
 #include "tests/proc/daemon_fixture.h"
 
 #define WORLD_SIZE 2
-#define VERDICT_MS 10000 /* the promise: the driver knows the culprit within 10 s */
+#define VERDICT_MS 10000 /* the guarantee: the driver knows the failed rank within 10 s */
 
 static struct rk_client_stream *send_configure(struct fixture *fixture,
                                                const struct rk_configure_request *request)
@@ -32,7 +32,7 @@ static void read_configured(struct fixture *fixture, struct rk_client_stream *st
     assert_ok(rk_unpack_configure_response(out, rk_client_arena(fixture->client), reply.data, reply.bytes));
 }
 
-/* One driver's lease on both, and an actor and a rollout with tp=2 over them. */
+/* One driver claims both, with an actor and a rollout with tp=2 over them. */
 static void lead_both(struct fixture fixtures[WORLD_SIZE], uint64_t epoch)
 {
     struct rk_acquire_lease_request acquire = {.driver_id = "test", .epoch = epoch, .takeover = true};
@@ -66,7 +66,7 @@ static void lead_both(struct fixture fixtures[WORLD_SIZE], uint64_t epoch)
         read_configured(&fixtures[i], streams[i], &responses[i]);
 }
 
-/* Opens and commits the same call on both. */
+/* Opens and commits the same call on both daemons. */
 static void start_both(struct fixture fixtures[WORLD_SIZE], const char *role, const char *method,
                        const char *options, const struct rk_batch *input,
                        struct rk_client_stream *streams[WORLD_SIZE])
@@ -137,14 +137,14 @@ static void test_peer_killed_in_call_is_named(void **state)
     fixture_end(&fixtures[1], -SIGKILL);
 
     fixture_wait_state(&fixtures[0], "UNCONFIGURED");
-    fixture_lead(&fixtures[0]); /* alone: the mesh is another one, so the models of the old one go */
+    fixture_lead(&fixtures[0]); /* alone: the mesh is different, so the models of the old one are destroyed */
     fixture_init_models(&fixtures[0]);
     rk_batch_destroy(prompts);
     fixture_stop(&fixtures[0]);
 }
 
-/* Goal: a peer that is silent, not dead, is found too, within the progress timeout and what the driver's own
- * keepalive would take. The driver aborts the other rank. */
+/* Goal: a stopped peer is detected too, within the progress timeout plus the driver's keepalive time. The
+ * driver aborts the other rank. */
 static void test_peer_stopped_in_call_ends_with_abort(void **state)
 {
     struct rk_batch *prompts = fixture_prompts(4);
@@ -176,7 +176,7 @@ static void test_peer_stopped_in_call_ends_with_abort(void **state)
     assert_int_equal(rk_status_code(st), RK_ABORTED);
     rk_status_free(st);
     fixture_wait_state(&fixtures[1], "UNCONFIGURED");
-    lead_both(fixtures, 2); /* both are usable, with the models they had */
+    lead_both(fixtures, 2); /* both are usable, with their earlier models */
     for (int i = 0; i < WORLD_SIZE; i++)
         fixture_wait_state(&fixtures[i], "READY");
     rk_batch_destroy(prompts);

@@ -1,4 +1,4 @@
-/* Clients that are slow on purpose: none of them may hold what others need. */
+/* Intentionally slow clients: none of them may block resources that others need. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -58,8 +58,8 @@ static double seconds_since(int64_t begin_ns)
 }
 
 /* Goal: a call whose first message does not come is ended after 10 s, an upload that trickles after 30 s, and
- * its memory and number are free again. Method: an Execute stream without header, a unary call without
- * request and a body that gets a byte a second, all at the same time. */
+ * its memory and sequence number are free again. Method: an Execute stream without header, a unary call
+ * without request and a body that gets one byte per second, all at the same time. */
 static void test_slow_calls_are_ended(void **state)
 {
     static const char *const args[] = {"--lease.ttl=10min", NULL};

@@ -1,5 +1,4 @@
-/* An engine that does not come back, a Commit that fails, threads that cannot be had: needs a build with
- * fault points. */
+/* A blocked engine, a failing Commit, threads that cannot be created: needs a build with fault points. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +52,7 @@ static void test_stuck_engine_is_given_up(void **state)
     assert_ok(fixture_cancel(&fixture, &header, true, outcome));
     assert_string_equal(outcome, "aborted");
     assert_true(rk_time_now_ns() - begin_ns < rk_proc_timeout_ms(ANSWER_MS) * 1000000);
-    fixture_wait_state(&fixture, "BUSY"); /* it was told, but cannot hear */
+    fixture_wait_state(&fixture, "BUSY"); /* it was cancelled but does not react */
 
     begin_ns = rk_time_now_ns();
     rk_proc_signal(fixture.proc, SIGTERM);
@@ -63,7 +62,7 @@ static void test_stuck_engine_is_given_up(void **state)
     assert_true(rk_time_now_ns() - begin_ns > 29 * 1000000000LL);
 }
 
-/* The watchdog has written the flight recorder: the call has not ended, and why it was to. */
+/* The watchdog has written the flight recorder: the unfinished call, and the watchdog's reason. */
 static void assert_flight_of_the_verdict(void)
 {
     char *path = rk_test_temp_path("flight-0.json");
@@ -88,8 +87,8 @@ static void assert_flight_of_the_verdict(void)
     rk_free(path);
 }
 
-/* Goal: a method that the watchdog has ended but that does not end is answered without the engine, with the
- * reason; the daemon is FAILED, says so to who asks again or for more, and goes down without waiting. */
+/* Goal: a method that does not end after the watchdog aborted it is answered without the engine, with the
+ * reason; the daemon is FAILED, reports this to later calls, and exits without waiting. */
 static void test_stuck_method_is_answered_without_the_engine(void **state)
 {
     const char *args[] = {"--watchdog.idle_progress=1s", "--watchdog.engine_grace=1s", NULL, NULL};
@@ -124,7 +123,7 @@ static void test_stuck_method_is_answered_without_the_engine(void **state)
     assert_true(rk_time_now_ns() - begin_ns < rk_proc_timeout_ms(6000) * 1000000);
 }
 
-/* Goal: a Commit that fails uses up no number and leaves no trace; the same call then succeeds. */
+/* Goal: a failed Commit uses no sequence number and changes no state; the same call then succeeds. */
 static void test_failed_commit_leaves_the_number_free(void **state)
 {
     struct rk_execute_header header;
@@ -140,7 +139,7 @@ static void test_failed_commit_leaves_the_number_free(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: a daemon that gets no more threads says so and ends with 1, whichever thread it is. */
+/* Goal: a daemon that cannot create one of its threads prints an error and exits with 1. */
 static void test_no_threads_ends_the_start(void **state)
 {
     static const struct {
@@ -152,7 +151,7 @@ static void test_no_threads_ends_the_start(void **state)
         {"thread.start=fail@3", "rankd: cannot start the thread of the network guard: Resource temporarily"},
         {"thread.start=fail@4",
          "rankd: cannot start the thread of the completion queue: Resource temporarily"},
-        {"thread.start=fail@4,server.abandon=sleep:600s", /* as gRPC does when it got no threads itself */
+        {"thread.start=fail@4,server.abandon=sleep:600s", /* as in gRPC when it could not create threads */
          "rankd: cannot start the thread of the completion queue: Resource temporarily"},
     };
 
@@ -177,10 +176,10 @@ static void test_no_threads_ends_the_start(void **state)
     }
 }
 
-/* Goal: a batch that the host has no memory for is refused at its header, and the daemon goes on. */
+/* Goal: a batch that exceeds the host's free memory is rejected at its header, and the daemon continues. */
 static void test_batch_beyond_the_free_memory_is_refused(void **state)
 {
-    enum { COLUMNS = 70000 }; /* two columns of I64: beyond what is taken without asking */
+    enum { COLUMNS = 70000 }; /* two columns of I64: beyond the size that is accepted without a check */
     const int64_t matrix[] = {1, COLUMNS}, vector[] = {1};
     struct rk_execute_header header;
     struct rk_batch *batch, *small = fixture_prompts(1);

@@ -1,4 +1,4 @@
-/* A driver that has lost its lease's daemon, or its own life, and comes again. */
+/* A driver that has lost a daemon of its lease, or was killed, and reconnects. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "tests/proc/cli_fixture.h"
 
 #define NUM_DAEMONS 2
-/* Far below what the leases below still last; connections are made again within 2 s. */
+/* Much less than the remaining time of the leases below; connections are reopened within 2 s. */
 #define AT_ONCE_MS 6000
 
 struct group {
@@ -48,7 +48,7 @@ static struct rk_driver *open_driver(const struct group *group)
     return driver;
 }
 
-/* Until no daemon is out of reach any more. The other errors are the answer. */
+/* Retries while daemons are unreachable. Other errors are returned. */
 static struct rk_status *claim(struct rk_driver *driver, int64_t timeout_ms)
 {
     int64_t end_ns = rk_time_now_ns() + rk_proc_timeout_ms(timeout_ms) * 1000000;
@@ -103,8 +103,8 @@ static void test_driver_claims_a_lost_daemon_again(void **state)
     stop_group(&group);
 }
 
-/* Goal: a rankctl that was killed while it held daemons is started again and works at once; one of another
- * user's files is refused as long as the lease lives. Method: kill -9 in the middle of a run. */
+/* Goal: a rankctl that was killed while it held daemons works at once when it is restarted; one with another
+ * user's files is rejected until the lease expires. Method: kill -9 in the middle of a run. */
 static void test_rankctl_goes_on_where_it_was_killed(void **state)
 {
     const char *const call[] = {"call", "actor.get_mesh_info", "--hosts", NULL, NULL};

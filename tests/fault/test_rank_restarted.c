@@ -1,4 +1,4 @@
-/* A group that has lost a rank, and has it again as a process without anything: what rankctl says. */
+/* A group that has lost a rank, which is then restarted without state: rankctl's messages. */
 #include <signal.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 
 struct group {
     struct rk_proc *daemons[2];
-    char *listen; /* of the second, to start it again */
+    char *listen; /* of the second daemon, to restart it */
     char *hosts;
 };
 
@@ -79,8 +79,8 @@ static void assert_call_explains(const struct group *group, int code)
     outcome_fini(&outcome);
 }
 
-/* Goal: after a rank was lost, and after it was started again, status and a call say which daemons hold
- * which parts and what is to be done. Method: two replicas of a tiny model, kill -9 of the second. */
+/* Goal: after a rank was lost, and after it was restarted, status and a call report which daemons hold which
+ * parts and what to do. Method: two replicas of a tiny model, kill -9 of the second. */
 static void test_lost_and_restarted_rank_is_explained(void **state)
 {
     char *config = rk_test_read_file(RK_TEST_SOURCE_DIR "/examples/digits/config.json", NULL);

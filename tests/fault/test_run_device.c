@@ -1,6 +1,6 @@
-/* What the daemons of a run do with their device, on the CPU and (RK_TEST_DEVICE=cuda) on two GPUs: a rank
- * that is killed in the middle of an update or of a generation does not take the others along, and a long run
- * takes no more device memory than a short one. */
+/* Daemons of a run and their devices, on the CPU and (RK_TEST_DEVICE=cuda) on two GPUs: a rank killed during
+ * an update or a generation does not end the others, and a long run uses no more device memory than a short
+ * one. */
 #include <signal.h>
 #include <string.h>
 
@@ -37,7 +37,7 @@ static void stop_group(struct group *group)
     rk_free(group->hosts);
 }
 
-/* What `rankctl status` says of a daemon; rk_free it. */
+/* Output of `rankctl status` for a daemon; rk_free it. */
 static char *status_of(struct rk_proc *daemon)
 {
     struct outcome outcome =
@@ -76,7 +76,7 @@ static void assert_run_succeeds(const struct group *group)
     rk_free(dir);
 }
 
-/* The survivor's own words: which rank, in which operation ("all_reduce #7 of group tp") and call. */
+/* The survivor's error: the lost rank, the operation ("all_reduce #7 of group tp") and the call. */
 static void assert_survivor_names(struct rk_proc *daemon, const char *rank, const char *call)
 {
     char *log = rk_proc_stderr(daemon);
@@ -89,14 +89,14 @@ static void assert_survivor_names(struct rk_proc *daemon, const char *rank, cons
     rk_free(log);
 }
 
-/* A call that takes long. */
+/* A long call. */
 struct kill_case {
     const char *call, *keys[3];
-    int64_t after_ms; /* its first collectives are over, and most is to come */
+    int64_t after_ms; /* its first collectives are done, and most are to come */
 };
 
-/* Kills rank 1 with -9: the run fails within 10 s, the rank and the call are named; rank 0 lives, goes back
- * to UNCONFIGURED, and serves the next run with a new rank 1. */
+/* Kills rank 1 with SIGKILL: the run fails within 10 s with an error that names the rank and the call; rank 0
+ * survives, returns to UNCONFIGURED, and serves the next run with a new rank 1. */
 static void kill_during(const struct kill_case *kill_case)
 {
     struct group group = start_group();
@@ -138,7 +138,7 @@ static void test_run_rank_killed_in_an_update_is_named_and_the_other_goes_on(voi
         .call = "actor.update_actor", .keys = {"actor_rollout_ref.actor.ppo_epochs=1000"}, .after_ms = 200});
 }
 
-/* Thousands of responses, two at a time: on GPUs most steps run as graphs by then. */
+/* Thousands of responses, two at a time: on GPUs most steps then run as graphs. */
 static void test_run_rank_killed_in_a_generation_is_named_and_the_other_goes_on(void **state)
 {
     (void)state;
@@ -163,8 +163,8 @@ static double peak_gb(const char *dir, int64_t from, int64_t to)
     return peak;
 }
 
-/* Goal: 200 steps (on the CPU 60: with sanitizers a step takes its time) leave the device memory where the
- * first 20 brought it, to the byte. */
+/* Goal: device memory after 200 steps (on the CPU 60, because sanitizers are slow) equals that after the
+ * first 20, to the byte. */
 static void test_run_of_many_steps_leaves_device_memory_flat(void **state)
 {
     bool is_cpu = !is_on_gpus();

@@ -1,9 +1,9 @@
-/* A rank of a run that is killed (SIGKILL) or stopped (SIGSTOP) at a known place: in front of a message of a
- * pipeline, of a bucket of update_weights, of a copy between device and host. The run ends with one message
- * that names the rank, its place in the mesh, the call and what a survivor was in; the survivors are free and
- * serve the next run, a stopped daemon with them once it goes on.
+/* A rank of a run is killed (SIGKILL) or stopped (SIGSTOP) at a known point: before a message of a pipeline,
+ * a bucket of update_weights, or a copy between device and host. The run ends with one message that names the
+ * rank, its mesh coordinates, the call and the operation of a survivor; the survivors are released and serve
+ * the next run, and so does a stopped daemon after SIGCONT.
  *
- * Fault points bring the rank to its place, so nothing here depends on how fast the machine is. */
+ * Fault points stop the rank at that point, so the test does not depend on the machine's speed. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,7 +62,7 @@ static struct group start_group(int num_ranks, int faulty, const char *fault)
     return group;
 }
 
-/* Ends every daemon as a service manager does: with a sanitizer it exits with 0 only without a leak. */
+/* Stops every daemon like a service manager: with LeakSanitizer it exits with 0 only without leaks. */
 static void stop_group(struct group *group)
 {
     for (int r = 0; r < group->num_ranks; r++)
@@ -82,7 +82,7 @@ static struct rk_proc *start_run(const char *hosts, const char *dir, const char 
     return start_rankctl(args);
 }
 
-/* A stopped daemon that goes on holds the lease of its old run for a while: --takeover. */
+/* A continued daemon still has the lease of its old run for a while: --takeover. */
 static void assert_run_succeeds(const char *hosts, const char *const *keys)
 {
     const char *args[MAX_KEYS + 2] = {"--takeover"};
@@ -126,8 +126,8 @@ struct fault_case {
     const struct layout *layout;
     int rank; /* the faulty one */
     const char *fault;
-    /* What rankctl says: the rank's place, the call, and what a survivor was in, NULL where it may have ended
-     * before. */
+    /* rankctl's message: the rank's coordinates, the call, and the operation of a survivor, NULL if it may
+     * have ended before. */
     const char *place, *call, *seen[4];
 };
 
@@ -195,7 +195,7 @@ static const struct fault_case stopped[] = {
      "pipeline.forward=stop@2",
      "tp 0 of 2, pp 0 of 2",
      "actor.compute_log_prob",
-     /* Of micro-batch 1 or 2: the other rank of its stage may have gone on. */
+     /* Of micro-batch 1 or 2: the other rank of its stage may have continued. */
      {"stage ", " of micro-batch ", "rank 0 of the call failed: UNAVAILABLE"}},
     {"a bucket of update_weights",
      &other_rollout,
@@ -224,7 +224,7 @@ static int count_of(const char *text, const char *part)
     return count;
 }
 
-/* One message, with all that there is to know. */
+/* One message with all of this information. */
 static void assert_told(const struct fault_case *fault, const struct outcome *outcome)
 {
     char *named = rk_format("rank %d): UNAVAILABLE", fault->rank);
@@ -251,7 +251,7 @@ static void assert_answers(struct rk_proc *daemon)
     outcome_fini(&outcome);
 }
 
-/* The run up to the message; the survivors answer. Returns the seconds from the fault to the end. */
+/* The run up to the message; the survivors respond. Returns the seconds from the fault to the end. */
 static void run_into(const struct fault_case *fault, struct group *group)
 {
     char *dir = new_run_dir();
@@ -276,7 +276,7 @@ static void run_into(const struct fault_case *fault, struct group *group)
     rk_free(dir);
 }
 
-/* Goal: see above. The survivors then serve a run of their own, and one with a new daemon. */
+/* Goal: see above. The survivors then serve a run alone, and one with a new daemon. */
 static void test_run_rank_killed_at_a_known_place_is_named(void **state)
 {
     (void)state;
@@ -297,7 +297,7 @@ static void test_run_rank_killed_at_a_known_place_is_named(void **state)
     }
 }
 
-/* Goal: see above. When the stopped daemon goes on, it takes part in the next run. */
+/* Goal: see above. After SIGCONT the stopped daemon takes part in the next run. */
 static void test_run_rank_stopped_at_a_known_place_is_named(void **state)
 {
     (void)state;
@@ -312,7 +312,7 @@ static void test_run_rank_stopped_at_a_known_place_is_named(void **state)
     }
 }
 
-/* --- what a survivor keeps --- */
+/* --- resources of a survivor --- */
 
 static int64_t count_fds(const struct rk_proc *proc)
 {
@@ -335,7 +335,7 @@ static int64_t resident_kib(const struct rk_proc *proc)
     return kib;
 }
 
-/* Connections of a driver that has gone close a moment later. */
+/* Connections of a driver that has exited are closed a moment later. */
 static void wait_fds(const struct rk_proc *proc, int64_t expected)
 {
     int64_t end_ns = rk_time_now_ns() + rk_proc_timeout_ms(10000) * 1000000;
@@ -365,12 +365,12 @@ static void lose_rank_1(struct group *group)
     rk_free(dir);
 }
 
-/* Goal: a daemon that survives one peer after the other has as many open files and as much memory as after
- * the first ones. The sanitizer's quarantine of freed memory would hide that. */
+/* Goal: a daemon that survives several peers has as many open files and as much memory as after the first
+ * ones. Disables the sanitizer's quarantine of freed memory, which would hide a growth. */
 static void test_run_survivor_of_many_peers_stays_as_it_is(void **state)
 {
     enum { FIRST = 2, CYCLES = 6, MORE_KIB = 8 << 10 };
-    char *options = rk_strdup(rk_env("ASAN_OPTIONS")); /* NULL where there are none */
+    char *options = rk_strdup(rk_env("ASAN_OPTIONS")); /* NULL if unset */
     char *small = rk_format("%s%squarantine_size_mb=1", options ? options : "", options ? ":" : "");
     struct group group = {.num_ranks = pp2.num_ranks};
     int64_t fds = 0, kib = 0;
@@ -399,7 +399,7 @@ static void test_run_survivor_of_many_peers_stays_as_it_is(void **state)
     rk_free(options);
 }
 
-/* --- daemons of the run's own --- */
+/* --- daemons of --local --- */
 
 static bool is_stopped(pid_t pid)
 {
@@ -425,9 +425,9 @@ static void wait_stopped(const pid_t *pids, int count)
     }
 }
 
-/* Goal: a run with daemons of its own that loses one in an exchange ends them all, names the one that was
- * killed and its log, and leaves no file in its private directory. Method: both stop in front of their second
- * exchange; then one is killed, and the other goes on. */
+/* Goal: a --local run that loses a daemon in an exchange ends all of them, names the killed one and its log,
+ * and leaves no file in its private directory. Method: both stop before their second exchange; then one is
+ * killed, and the other continues. */
 static void test_run_local_rank_killed_in_an_exchange_leaves_nothing_behind(void **state)
 {
     char *root = rk_test_temp_path("runtime"), *dir = new_run_dir();
@@ -444,7 +444,7 @@ static void test_run_local_rank_killed_in_an_exchange_leaves_nothing_behind(void
     run = start_rankctl(args);
     unsetenv("RANKD_FAULTS");
     unsetenv("XDG_RUNTIME_DIR");
-    wait_stderr(run, "memory plan of rank", 60000); /* the daemons are there */
+    wait_stderr(run, "memory plan of rank", 60000); /* the daemons are running */
     find_daemons(run, daemons, 2);
     wait_stopped(daemons, 2);
     kill(daemons[1], SIGKILL);
@@ -462,10 +462,10 @@ static void test_run_local_rank_killed_in_an_exchange_leaves_nothing_behind(void
     rk_free(root);
 }
 
-/* --- a rank that fails alone --- */
+/* --- a rank that fails without dying --- */
 
-/* Goal: a rank that has no memory in the middle of a schedule is named in the message, with its place and the
- * cause, and so it is in the errors of its peers. All daemons live on: the same ones serve the next run. */
+/* Goal: if a rank runs out of memory in the middle of a schedule, the message and the errors of its peers
+ * name it, with its coordinates and the cause. All daemons survive and serve the next run. */
 static void test_run_rank_without_memory_in_a_schedule_is_named_by_its_peers(void **state)
 {
     static const char *const expected[] = {

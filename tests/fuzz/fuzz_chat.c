@@ -1,5 +1,5 @@
-/* Goal: a template either compiles or is refused with a place in it; a rendering ends within its bounds, with
- * UTF-8. The input is a template, a line "===", and the conversation as JSON (optional). */
+/* Goal: a template either compiles or is rejected with a position; a rendering ends within its limits, and is
+ * valid UTF-8. The input is a template, a line "===", and the conversation as JSON (optional). */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
-/* Goal: no bytes make the manifest parser read beyond its input, and what it accepts is a manifest that it
- * would write itself: names that stay below the directory, and the same text again. Mutations hit the
- * checksum first, so the text is tried with the right one as well. */
+/* Goal: no input makes the manifest parser read beyond it, and accepted manifests are valid: names stay below
+ * the directory, and writing gives the same text again. Mutations invalidate the checksum, so the text is
+ * also tried with the right one. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
@@ -30,7 +30,7 @@ static void check_accepted(const struct rk_ckpt_manifest *manifest)
     rk_free(text);
 }
 
-/* Returns the text with the checksum that it should have, NULL when that is not what is wrong with it. */
+/* Returns the text with the right checksum, or NULL if the checksum is not the error. */
 static char *try_text(const char *text, size_t bytes)
 {
     struct rk_ckpt_manifest manifest;

@@ -1,6 +1,6 @@
-/* Goal: no bytes from a stranger get it into a mesh, or make either side of the handshake read or write
- * astray. The first byte chooses the side and the size of the pieces that arrive; the rest is what the other
- * side sends. */
+/* Goal: no bytes of an unauthenticated peer admit it to a mesh, or make either side of the handshake access
+ * memory out of bounds. The first byte selects the side and the size of the pieces that arrive; the rest is
+ * sent by the other side. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
@@ -14,13 +14,13 @@
 
 static const uint8_t id[RK_COMM_ID_BYTES] = {'k', 'e', 'y'};
 static const uint8_t nonce[RK_CPU_NONCE_BYTES] = {'n', 'o', 'n', 'c', 'e'};
-/* Rank 3 has its data connection already. */
+/* Rank 3 already has its data connection. */
 static const bool is_taken[WORLD_SIZE * RK_CPU_CHANNEL_COUNT] = {
     [3 * RK_CPU_CHANNEL_COUNT + RK_CPU_CHANNEL_DATA] = true};
 static const struct rk_cpu_rules rules = {
     .rank = MY_RANK, .world_size = WORLD_SIZE, .generation = GENERATION, .id = id, .is_taken = is_taken};
 
-/* Who was admitted had every right to be. `said` is all that it sent. */
+/* Checks that an admitted peer was authenticated. `said` has all bytes that it sent. */
 static void check_admitted(const struct rk_cpu_acceptor *acceptor, const uint8_t *said)
 {
     struct rk_cpu_challenge challenge = {.verdict = RK_CPU_VERDICT_OK};
@@ -72,7 +72,7 @@ static void run_connector(const uint8_t *data, size_t bytes)
     if (challenge.verdict != RK_CPU_VERDICT_OK)
         RK_ASSERT(st);
     if (!st)
-        RK_ASSERT(bytes >= sizeof(challenge)); /* a proof of zeros is none */
+        RK_ASSERT(bytes >= sizeof(challenge)); /* a proof of zeros is invalid */
     rk_status_free(st);
 }
 

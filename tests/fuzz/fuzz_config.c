@@ -60,7 +60,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     struct rk_config *config;
     struct rk_status *st;
 
-    /* __nest__ would send the loader to folders of the machine it runs on. */
+    /* __nest__ would make the loader read files of the machine. */
     if (strstr(text, "__nest__")) {
         rk_free(text);
         return 0;

@@ -1,5 +1,5 @@
-/* Goal: whatever name a client of the reflection service asks for, the walk over the descriptors stays inside
- * them, and what it finds is a file with all that it imports. */
+/* Goal: for every name that a client of the reflection service requests, the walk over the descriptors stays
+ * in bounds, and the result is a file with all of its imports. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>

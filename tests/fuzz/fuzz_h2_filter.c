@@ -1,5 +1,5 @@
-/* Goal: no bytes of a peer make the filter lose count, and how they are cut into pieces makes no difference.
- * The first byte chooses the pieces and the direction; the rest is what the peer sends. */
+/* Goal: no bytes of a peer make the filter miscount, and results do not depend on how they are split into
+ * pieces. The first byte selects the pieces and the direction; the rest is sent by the peer. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
@@ -19,7 +19,7 @@ static void check(const struct rk_h2_filter *filter)
     RK_ASSERT(filter->controls.tokens >= 0);
 }
 
-/* Feeds pieces until the verdict is final; returns how many bytes have passed. */
+/* Feeds pieces until the verdict is final; returns the number of bytes passed on. */
 static size_t run(struct rk_h2_filter *filter, const uint8_t *data, size_t bytes, size_t piece,
                   bool is_client)
 {
@@ -41,7 +41,7 @@ static size_t run(struct rk_h2_filter *filter, const uint8_t *data, size_t bytes
         RK_ASSERT(verdict != RK_H2_PASS || given < RK_H2_HEAD_BYTES + 4);
         check(filter);
     }
-    return verdict == RK_H2_CUT ? bytes : at; /* what had passed before depends on the pieces */
+    return verdict == RK_H2_CUT ? bytes : at; /* the number of bytes passed before depends on the pieces */
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)

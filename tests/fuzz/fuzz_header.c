@@ -1,5 +1,5 @@
-/* Goal: all that a daemon does with the header of a call before it accepts it survives any header, and the
- * batch of a good one comes out of split and concat, and out of a description, as it went in. */
+/* Goal: the code that processes a call's header before accepting it handles every header, and the batch of a
+ * valid header is unchanged by split and concat, and by a description. */
 #include "tests/fuzz/fuzz.h"
 
 #include "base/rk_alloc.h"
@@ -32,7 +32,7 @@ static void check_split_and_concat(const struct rk_batch *batch)
 
     RK_ASSERT(rk_batch_split(parts, batch, PART_ROWS) == NULL);
     st = rk_batch_concat(&whole, (const struct rk_batch *const *)parts, num_parts);
-    /* Only metrics of a strange form may be refused. */
+    /* Only metrics of an invalid form may be rejected. */
     if (!st)
         assert_same_columns(batch, whole);
     rk_status_free(st);

@@ -1,5 +1,5 @@
-/* Goal: a host list gives an error or names without brackets, never more than were allowed; an expanded name
- * stands for itself. A count of tasks per node gives as many daemons as its sum, or an error. */
+/* Goal: a host list gives an error or names without brackets, never more than the limit; an expanded name
+ * expands to itself. A count of tasks per node gives as many daemons as its sum, or an error. */
 #include "tests/fuzz/fuzz.h"
 
 #include <stdlib.h>

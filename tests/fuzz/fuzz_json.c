@@ -1,4 +1,4 @@
-/* Goal: what is parsed is the same value after a dump and a second parse, and every member has a line. */
+/* Goal: a parsed value equals itself after a dump and a second parse, and every member has a line number. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>

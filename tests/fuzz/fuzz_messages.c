@@ -1,5 +1,5 @@
-/* Goal: received bytes of every message are refused or become a struct that packs to bytes which unpack to
- * the same struct again, within a bounded multiple of their size. The first byte selects the message. */
+/* Goal: received bytes of every message are rejected or give a struct whose packed bytes unpack to the same
+ * struct again, within a bounded multiple of their size. The first byte selects the message. */
 #include "tests/fuzz/fuzz.h"
 
 #include "base/rk_arena.h"
@@ -8,7 +8,9 @@
 
 #include <string.h>
 
-#define ARENA_FACTOR      128 /* the plain struct of an empty list entry of two bytes, at most */
+#define ARENA_FACTOR                                                           \
+    128 /* upper bound: the struct of an empty list entry takes two bytes in a \
+         * message */
 #define ARENA_EXTRA_BYTES (16 << 10)
 
 #define X(name)                                                                                \

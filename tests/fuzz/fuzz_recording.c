@@ -1,10 +1,10 @@
-/* Goal: no folder of a recording makes `rankctl replay` crash, read beyond the files or believe a damaged
- * entry: it is refused with a reason, or its entries are put into an order, their inputs read and their
- * results compared.
+/* Goal: no directory of a recording makes `rankctl replay` crash, read beyond the files or use a damaged
+ * entry: it is rejected with a reason, or its entries are ordered, their inputs read and their results
+ * compared.
  *
- * The input is up to two folders: a byte of flags, the bytes of record.json as u16, the bytes of the first
- * calls.rec as u32, record.json (of both), the first calls.rec, the second (none: one folder). Checksums
- * would keep a fuzzer at the door, so with REPAIR they are made right first. */
+ * The input is up to two directories: a byte of flags, the bytes of record.json as u16, the bytes of the
+ * first calls.rec as u32, record.json (of both), the first calls.rec, the second (none: one directory).
+ * Checksums would reject nearly all mutations, so with REPAIR they are corrected first. */
 #include "tests/fuzz/fuzz.h"
 
 #include <stdio.h>
@@ -49,7 +49,7 @@ static void make_folders(void)
     if (folders[0][0])
         return;
     if (!temp)
-        temp = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp"; /* memory where there is some */
+        temp = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp"; /* in memory if possible */
     for (int i = 0; i < FOLDERS; i++) {
         snprintf(folders[i], sizeof(folders[i]), "%s/rankd_fuzz_recording_XXXXXX", temp);
         RK_ASSERT(mkdtemp(folders[i]) != NULL);
@@ -93,7 +93,7 @@ static void repair_info(struct rk_str *out, const uint8_t *data, size_t bytes)
     rk_json_free(json);
 }
 
-/* Frames keep their kinds and sizes; one that is longer than the rest is the end. */
+/* Frames keep their kinds and sizes; stops at a frame longer than the rest. */
 static void repair_calls(uint8_t *data, size_t bytes)
 {
     struct rk_recording_file_head head = {.version = RK_RECORDING_FORMAT_VERSION};
@@ -146,7 +146,7 @@ static void write_folder(int i, int flags, const uint8_t *info, size_t info_byte
     rk_free(copy);
 }
 
-/* --- as replay does --- */
+/* --- like replay --- */
 
 static void read_call(const struct rk_recording *recording, const struct rk_recording_item *item)
 {
@@ -163,7 +163,7 @@ static void read_call(const struct rk_recording *recording, const struct rk_reco
     rk_arena_destroy(arena);
 }
 
-/* A result compared with itself: whatever it holds, nothing differs but what is no number. */
+/* A result compared with itself: only NaN values differ. */
 static void compare_result(const struct rk_recording *recording, const struct rk_recording_item *item)
 {
     static const struct rk_replay_tolerance exact = {.abs = 0};

@@ -1,5 +1,5 @@
-/* Goal: whatever a reward program or server writes, an answer is refused or becomes a result that holds
- * together, and a hello is accepted or refused. */
+/* Goal: every reply of a reward program or server is rejected or gives a consistent result, and every hello
+ * is accepted or rejected. */
 #include "tests/fuzz/fuzz.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* Goal: no bytes make the header parser read or allocate beyond its input, and what it accepts covers the
- * file. */
+/* Goal: no input makes the header parser read beyond it or allocate much more than its size, and accepted
+ * headers cover the file. */
 #include "tests/fuzz/fuzz.h"
 
 #include "base/rk_assert.h"

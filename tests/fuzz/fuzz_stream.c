@@ -1,5 +1,5 @@
-/* Goal: the hand-written reader of chunks agrees with protobuf-c about every message that it takes for a
- * chunk, however the message is cut into slices. The first byte is the size of the slices. */
+/* Goal: the hand-written reader of chunks agrees with protobuf-c on every message that it parses as a chunk,
+ * for every split of the message into slices. The first byte is the size of the slices. */
 #include "tests/fuzz/fuzz.h"
 
 #include "base/rk_alloc.h"

@@ -1,5 +1,5 @@
-/* The first line is a text, the rest a tokenizer.json. Goal: the file is refused, or every id of the text is
- * one of the vocabulary and what ids decode to is UTF-8. */
+/* The first line is a text, the rest a tokenizer.json. Goal: the file is rejected, or every id of the text is
+ * in the vocabulary and ids decode to UTF-8. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>

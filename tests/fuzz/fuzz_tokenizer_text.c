@@ -1,4 +1,4 @@
-/* Goal: a byte-level tokenizer, and one with byte fallback, give every text back as it was. */
+/* Goal: a byte-level tokenizer, and one with byte fallback, reproduce every text exactly. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
@@ -14,7 +14,7 @@ static const char byte_level[] =
 static const char byte_fallback[] = "\"decoder\": {\"type\": \"Sequence\", \"decoders\": [{\"type\": "
                                     "\"ByteFallback\"}, {\"type\": \"Fuse\"}]}";
 
-/* Every byte as it is written in the vocabulary. */
+/* Every byte as written in the vocabulary. */
 static void append_bytes(struct rk_str *json, bool is_byte_level)
 {
     int shifted = 0x100;
@@ -75,7 +75,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     for (int is_byte_level = 0; is_byte_level < 2; is_byte_level++) {
         struct rk_tokenizer *tokenizer = make(is_byte_level == 1);
 
-        /* as it is, and as the valid text that is nearest */
+        /* the bytes unchanged, and converted to valid text */
         rk_str_clear(&text);
         rk_str_append_utf8(&text, (const char *)data, bytes);
         check(tokenizer, (const char *)data, bytes);

@@ -1,5 +1,5 @@
-/* Runs a fuzz target without libFuzzer: every file of the corpus as it is, then mutations of it that follow
- * from RK_TEST_SEED. Usage: fuzz_NAME CORPUS_FOLDER... */
+/* Runs a fuzz target without libFuzzer: every file of the corpus unchanged, then mutations of it derived from
+ * RK_TEST_SEED. Usage: fuzz_NAME CORPUS_FOLDER... */
 #include "tests/fuzz/fuzz.h"
 
 #include <dirent.h>
@@ -18,7 +18,7 @@
 #define MUTATIONS_PER_FILE 300
 #define MAX_EDITS          6
 
-/* An exact-size copy, so that the address sanitizer sees a read past the end. */
+/* An exact-size copy, so that AddressSanitizer detects reads beyond the end. */
 static void run_once(const char *data, size_t bytes)
 {
     uint8_t *copy = rk_malloc(bytes);
@@ -41,7 +41,7 @@ static void read_file(struct rk_str *out, const char *path)
     fclose(file);
 }
 
-/* One edit: change, insert or repeat a byte, cut the end, or copy a stretch to another place. */
+/* One edit: change, insert or repeat a byte, truncate, or copy a range to another place. */
 static void edit(struct rk_str *text, struct rk_rng *rng)
 {
     static const char telling[] = "{}[]:,\"\\0e-.\xff\x80 \n";
@@ -89,7 +89,7 @@ static void run_file(const char *path, struct rk_rng *rng)
     rk_str_fini(&original);
 }
 
-/* Sorted, so that a seed means the same mutations on every machine. */
+/* Sorted, so that a seed gives the same mutations on every machine. */
 static int run_folder(const char *folder, struct rk_rng *rng)
 {
     struct dirent **entries;

@@ -12,9 +12,9 @@
 #define NUM_ESTIMATORS 14
 #define MIN_CASES      200
 #define NUM_KEYS       2
-#define GRAD_NORM      0.5 /* of the generator */
+#define GRAD_NORM      0.5 /* as in the generator */
 
-/* The arrays of the files. */
+/* The arrays in the files. */
 struct tensor {
     char *name;
     int64_t count;
@@ -70,7 +70,7 @@ static const void *find(const char *file, const char *name)
     return tensor->data;
 }
 
-/* One batch, and where it begins in the arrays. */
+/* One batch, and its offset in the arrays. */
 struct batch {
     int64_t index, row, cell;
     int64_t num_rows, width, num_cells;
@@ -80,7 +80,7 @@ struct batch {
     float *columns[4]; /* values, old_log_probs, sum_pi_squared, rollout_is_weights */
 };
 
-/* Where a column is not to be read, it holds a NaN. */
+/* Columns that must not be read contain NaN. */
 static float *poisoned(const struct batch *batch, const char *name)
 {
     const float *source = (const float *)find("inputs", name) + batch->cell;
@@ -133,7 +133,7 @@ static void batch_open(struct batch *batch)
         batch->columns[i] = poisoned(batch, columns[i]);
 }
 
-/* On to the next one. */
+/* Advances to the next batch. */
 static void batch_close(struct batch *batch)
 {
     free_uids(batch, batch->uid);
@@ -187,7 +187,7 @@ static void compare(const char *label, const struct batch *batch, const float *a
     }
 }
 
-/* [cells] of one value a row. */
+/* [cells] from one value per row. */
 static double *spread(const struct batch *batch, const double *rows)
 {
     double *out = rk_calloc((size_t)batch->num_cells, sizeof(*out));
@@ -206,7 +206,7 @@ static void check_outcome(const char *name, const struct batch *batch, const str
     rk_free(expected);
 }
 
-/* The returns of gae hold the value where the mask is not set, which is a NaN here. */
+/* The returns of gae equal the value where the mask is 0, which is NaN here. */
 static void check_tokens(const char *name, const struct batch *batch, const struct rk_adv_out *out)
 {
     const struct tensor *returns = find_or_null("returns", name);
@@ -217,7 +217,7 @@ static void check_tokens(const char *name, const struct batch *batch, const stru
             strcmp(name, "gae") == 0);
 }
 
-/* Returns whether verl refuses the batch. */
+/* Returns whether verl rejects the batch. */
 static bool check_batch(const char *name, const struct batch *batch)
 {
     bool is_outcome = find_or_null("rows", name) != NULL;
@@ -273,7 +273,7 @@ static void test_every_estimator_gives_what_verl_does(void **state)
     rk_free(names);
 }
 
-/* Goal: the metrics variance_proxy/, with the values in the place of the advantages. */
+/* Goal: the metrics variance_proxy/, with the values as advantages. */
 static void test_variance_proxy_gives_what_verl_does(void **state)
 {
     static const char *const names[] = {"proxy1_signal_strength", "proxy2_total_power", "proxy3_pure_noise",

@@ -11,7 +11,7 @@
 #include "tests/support/losses.h"
 
 #define TOL   1e-6 /* relative; the fixture has 10 digits */
-#define FLOOR 1e-3 /* below it TOL is of this */
+#define FLOOR 1e-3 /* TOL is relative to at least this */
 
 static void assert_near(const char *name, double got, double want)
 {
@@ -24,7 +24,7 @@ static double real_at(const struct rk_json *object, const char *key, int64_t i)
     return rk_json_as_real(rk_json_at(rk_json_find(object, key), i), NAN);
 }
 
-/* A micro-batch: rows of equal width, with NaN where nothing counts. */
+/* A micro-batch: rows of equal width, with NaN outside of the mask. */
 struct micro {
     struct rk_test_batch batch;
     int64_t num_rows, num_empty, num_counted;
@@ -106,13 +106,13 @@ static double expected_metric(const struct rk_json *all, const struct rk_json *t
     return NAN;
 }
 
-/* Over what verl takes the mean. */
+/* What verl's mean is over. */
 typedef enum mean { OF_TOKENS, OF_KEPT, OF_ROWS, OF_LEVEL, EXTREME } mean_t;
 
 static const struct {
     const char *name;
     mean_t mean;
-    double of_empty; /* what a row without a token adds, or stands for in an extreme */
+    double of_empty; /* contribution of a row without tokens, or its value in a maximum or minimum */
 } kinds[] = {
     {"ppo_kl", OF_KEPT, 0},
     {"pg_clipfrac", OF_KEPT, 0},
@@ -140,7 +140,7 @@ static const struct {
     {"ppl_ratio", OF_ROWS, 1},
 };
 
-/* verl's means are over the micro-batch, ours divided by the mini-batch's denominators. */
+/* verl's means are over the micro-batch; rankd divides by the mini-batch's denominators. */
 static double by_denominators(const struct micro *micro, size_t kind, double value, double num_kept,
                               bool is_token)
 {

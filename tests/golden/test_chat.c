@@ -1,4 +1,4 @@
-/* Chat templates against what Hugging Face transformers renders (golden/chat, made by
+/* Chat templates against the renderings of Hugging Face transformers (golden/chat, made by
  * golden/gen/make_chat.py). */
 #include "driver-cli/rk_chat.h"
 
@@ -72,7 +72,7 @@ static struct rk_status *render(const struct rk_chat *chat, const struct rk_json
     return rk_chat_render(chat, &args, out);
 }
 
-/* "!" for a template that raises; UNIMPLEMENTED and limits are no such. */
+/* "!" for a template that raises an exception; UNIMPLEMENTED and limits do not count as exceptions. */
 static void expect_hash(const char *name, int i, const struct rk_chat *chat, const char *expected)
 {
     struct rk_str text = {0};
@@ -92,7 +92,7 @@ static void expect_hash(const char *name, int i, const struct rk_chat *chat, con
     rk_str_fini(&text);
 }
 
-/* Goal: the rendered text is encoded without special tokens of the tokenizer's own. */
+/* Goal: the rendered text is encoded without the tokenizer's own special tokens. */
 static void check_ids(const struct rk_chat *chat, const struct rk_json *expected)
 {
     const struct rk_json *ids = rk_json_find(expected, "ids");
@@ -163,7 +163,7 @@ static void test_render_templates_give_the_texts_of_transformers(void **state)
     rk_json_free(expected);
 }
 
-/* A row: the template, and its text or null where transformers raises. */
+/* A row: the template, and its text, or null if transformers raises an exception. */
 static int check_snippet(const struct rk_json *row, const struct rk_json *item)
 {
     const char *source = rk_json_as_string(rk_json_at(row, 0), ""),

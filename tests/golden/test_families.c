@@ -1,5 +1,5 @@
-/* The model families against Hugging Face transformers in fp64 (fixtures and their making:
- * gen/make_tiny_models.py). */
+/* The model families against Hugging Face transformers in fp64 (gen/make_tiny_models.py generates the
+ * fixtures). */
 #include "tests/support/test.h"
 
 #include <stdlib.h>
@@ -21,12 +21,13 @@
 struct golden_case {
     const char *label, *fixture;
     rk_dtype_t dtype;
-    double tolerance;       /* of everything computed; 0: by the error of transformers in the same dtype */
+    double tolerance;       /* of all computed values; 0: from the error of transformers in the same dtype */
     double tolerance_steps; /* of parameters after optimizer steps; 0: not compared */
 };
 
-/* The parameters after steps of untied models are stored in fp32, so they test no finer than that. Those of
- * bf16 models say nothing: Adam makes a step of full length of a gradient that is mostly rounding. */
+/* The parameters after steps of untied models are stored in fp32, which limits the precision of the test.
+ * Those of bf16 models are not compared: Adam makes a full step even for gradients that are mostly rounding
+ * errors. */
 static const struct golden_case cases[] = {
     {"llama f32", "golden/llama_tiny", RK_DTYPE_F32, RK_TOL_F32_SUM, RK_TOL_F32_SUM},
     {"llama, tied, llama3 rope f32", "golden/llama_tiny_tied", RK_DTYPE_F32, RK_TOL_F32_SUM, RK_TOL_F32_SUM},
@@ -61,7 +62,7 @@ static const struct golden_case cases[] = {
     {"mixtral, tied, window f64", "golden/mixtral_tiny_tied", RK_DTYPE_F64, RK_TOL_F64_SUM, RK_TOL_F64_SUM},
 };
 
-/* The f64 cases come last: only the CPU has f64. */
+/* The f64 cases are last: only the CPU supports f64. */
 static size_t num_cases(void)
 {
     size_t count = RK_ARRAY_LEN(cases);
@@ -71,7 +72,7 @@ static size_t num_cases(void)
     return count;
 }
 
-/* A fixture with the model that was loaded from it. */
+/* A fixture and the model loaded from it. */
 struct golden {
     const struct golden_case *row;
     char *dir;
@@ -148,8 +149,8 @@ static void golden_fini(struct golden *golden)
     rk_free(golden->dir);
 }
 
-/* What the case's dtype may lose. `kind` names the file's figure for bf16: ours may be twice that, since both
- * are one draw of the same rounding errors. */
+/* Tolerance for the case's dtype. `kind` is the name of transformers' error for bf16 in the file: rankd's
+ * error may be twice that, because both are samples of the same distribution of rounding errors. */
 static double tolerance_of(const struct golden *golden, const char *kind)
 {
     double tolerance = golden->row->tolerance;
@@ -166,7 +167,7 @@ static double tolerance_of(const struct golden *golden, const char *kind)
     return tolerance;
 }
 
-/* An expert that no token with a label came to has gradients of zeros: nothing may be added to them. */
+/* The gradients of an expert without labelled tokens must be exactly zero. */
 static bool are_zeros(const double *values, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
@@ -176,7 +177,7 @@ static bool are_zeros(const double *values, int64_t count)
     return true;
 }
 
-/* The first `limit` elements, when there are more. */
+/* Compares at most the first `limit` elements. */
 static void check_first(const struct golden *golden, const char *name, const double *actual, int64_t limit,
                         double tolerance)
 {
@@ -281,8 +282,8 @@ static void run_micro_batch(const struct golden *golden, struct loss_state *stat
     assert_ok(rk_train_micro_batch(golden->test.model, &micro));
 }
 
-/* Goal: the backward pass and the optimizer. Method: the loss, every gradient, then three AdamW steps in
- * which clipping acts, with every parameter after each. */
+/* Goal: the backward pass and the optimizer. Method: the loss, every gradient, then three AdamW steps with
+ * clipping in effect, comparing every parameter after each. */
 static void test_step_three_times_matches_transformers(void **state)
 {
     (void)state;
@@ -467,7 +468,7 @@ static void assert_same_values(struct rk_model *a, struct rk_model *b)
     }
 }
 
-/* Of the weights in the fixture. */
+/* dtype of the weights in the fixture. */
 static rk_dtype_t file_dtype(const struct golden *golden)
 {
     char *path = rk_path_join(golden->dir, "model.safetensors");
@@ -481,8 +482,8 @@ static rk_dtype_t file_dtype(const struct golden *golden)
     return dtype;
 }
 
-/* Goal: loading and exporting lose nothing. Method: what transformers wrote, exported, has the same weight
- * file and configuration; exported in several shards and loaded again it has the same values. */
+/* Goal: loading and exporting are lossless. Method: a directory of transformers, loaded and exported, has the
+ * same weight file and configuration; exported in several shards and loaded again it has the same values. */
 static void test_export_of_loaded_model_reloads_bitwise(void **state)
 {
     (void)state;

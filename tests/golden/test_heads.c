@@ -1,5 +1,5 @@
-/* Value and score heads against Hugging Face transformers in fp64 (fixtures and their making:
- * gen/make_tiny_heads.py). */
+/* Value and score heads against Hugging Face transformers in fp64 (gen/make_tiny_heads.py generates the
+ * fixtures). */
 #include "tests/support/test.h"
 
 #include <string.h>
@@ -27,7 +27,7 @@ static const struct head_case cases[] = {
     {"score f64", "golden/llama_score", "score", RK_DTYPE_F64, RK_TOL_F64_SUM},
 };
 
-/* The f64 cases come last: only the CPU has f64. */
+/* The f64 cases are last: only the CPU supports f64. */
 static size_t num_cases(void)
 {
     return rk_test_device_dtype() == RK_DTYPE_F64 ? RK_ARRAY_LEN(cases) : RK_ARRAY_LEN(cases) - 2;
@@ -40,7 +40,7 @@ struct fixture {
     struct rk_test_model test;
     struct rk_packed packed;
     int32_t tokens[MAX_TOKENS], positions[MAX_TOKENS], labels[MAX_TOKENS], cu_seqlens[MAX_TOKENS];
-    double targets[MAX_TOKENS]; /* [packed tokens], where there is a label */
+    double targets[MAX_TOKENS]; /* [packed tokens], at labelled tokens */
     int64_t num_labels;
     double loss;
 };
@@ -56,7 +56,7 @@ static int64_t read(const struct fixture *f, const char *name, void *out, size_t
     return (int64_t)(tensor->bytes / rk_dtype_bytes(tensor->dtype));
 }
 
-/* Every token has a label for values; the last one of each sequence for scores. */
+/* Labels every token for values; the last one of each sequence for scores. */
 static void mark(struct fixture *f)
 {
     bool all = strcmp(f->row->head, "value") == 0;
@@ -185,7 +185,7 @@ static void test_head_gradients_match_transformers(void **state)
     }
 }
 
-/* Goal: a head asked for what it does not compute says so. */
+/* Goal: requesting an output that a head does not compute is an error. */
 static void test_head_refuses_other_outputs(void **state)
 {
     double values[MAX_TOKENS];
@@ -211,7 +211,7 @@ static double *gather(struct rk_model *model, const char *name)
 }
 
 /* Goal: a critic starts from a language model: its trunk, a value head from the seed, and a bias of 0. A
- * reward model does not. */
+ * reward model does not accept one. */
 static void test_value_head_is_new_on_a_language_model(void **state)
 {
     char *dir = rk_test_fixture_path("golden/qwen2_tiny");
@@ -247,7 +247,7 @@ static void test_value_head_is_new_on_a_language_model(void **state)
     rk_free(dir);
 }
 
-/* Goal: what a critic writes is a directory of token classification that it reads again, bit for bit. */
+/* Goal: a critic exports a directory of token classification that it loads again, bit for bit. */
 static void test_exported_critic_is_token_classification(void **state)
 {
     char *source = rk_test_fixture_path("golden/qwen2_tiny"), *dir = rk_test_temp_path("critic");

@@ -48,7 +48,7 @@ struct inputs {
 
 static struct inputs inputs, pairs;
 
-/* Where a case lies in the tensors by rows and by tokens. */
+/* Offsets of a case in the tensors by rows and by tokens. */
 struct place {
     int64_t row, token;
 };
@@ -129,12 +129,12 @@ static char *make_distill_options(const double *c)
     return options;
 }
 
-/* --- what is expected --- */
+/* --- expected results --- */
 struct golden {
     const char *name; /* of the fixture's tensors */
     const struct rk_st_file *file;
     double *loss, *grad;
-    double *metrics[RK_LOSS_METRICS_MAX]; /* by the row's metrics; NULL: the fixture has none */
+    double *metrics[RK_LOSS_METRICS_MAX]; /* by metric of the row; NULL: not in the fixture */
 };
 
 static double *find_tensor(const struct golden *golden, const char *metric)
@@ -169,7 +169,7 @@ static void close_golden(struct golden *golden)
         rk_free(golden->metrics[i]);
 }
 
-/* Relative to the expected number, and to the case's largest: f64 that cancels keeps no more. */
+/* Relative to the expected number and to the case's largest, because of cancellation in f64. */
 static void assert_near(const char *label, double actual, double expected, double largest)
 {
     assert_below(label, fabs(actual - expected), RK_TOL_LOSS_GOLDEN * fabs(expected) + RK_TOL_F64 * largest);
@@ -237,7 +237,7 @@ static void check_loss(const struct rk_st_file *file, const char *name, const st
     close_golden(&golden);
 }
 
-/* Goal: loss, gradient and metrics of every policy loss are those of verl's function. */
+/* Goal: loss, gradient and metrics of every policy loss equal those of verl's function. */
 static void test_policy_losses_equal_verl(void **state)
 {
     static const char *const names[] = {"vanilla", "gspo", "sapo",     "gpg",    "cispo",   "dppo_tv",
@@ -250,7 +250,7 @@ static void test_policy_losses_equal_verl(void **state)
     rk_st_close(file);
 }
 
-/* Goal: the same of the value loss and of the SFT loss. */
+/* Goal: the same for the value loss and the SFT loss. */
 static void test_value_and_sft_loss_equal_verl(void **state)
 {
     struct rk_st_file *file = rk_test_fixture_open(FIXTURE "other.safetensors");
@@ -261,7 +261,7 @@ static void test_value_and_sft_loss_equal_verl(void **state)
     rk_st_close(file);
 }
 
-/* Goal: the same of distillation on the sampled tokens, as a loss and as an advantage. */
+/* Goal: the same for distillation on the sampled tokens, as a loss and as an advantage. */
 static void test_distillation_loss_equals_verl(void **state)
 {
     struct rk_st_file *file = rk_test_fixture_open(FIXTURE "other.safetensors");
@@ -271,7 +271,7 @@ static void test_distillation_loss_equals_verl(void **state)
     rk_st_close(file);
 }
 
-/* Goal: the sums are what autograd gives for their definitions. */
+/* Goal: the sums equal autograd of their definitions. */
 static void test_sums_equal_their_definitions(void **state)
 {
     static const char *const names[] = {"cross_entropy", "importance_sampling", "ppo", "cispo", "dro",
@@ -307,7 +307,7 @@ static void check_pairs(const struct rk_test_loss *loss, const struct rk_test_ba
     }
 }
 
-/* Goal: every loss of pairs, and its gradient, is that of TRL's function. */
+/* Goal: every loss of pairs, and its gradient, equals that of TRL's function. */
 static void test_preference_losses_equal_trl(void **state)
 {
     static const char *const names[] = {"sigmoid",  "robust",       "hinge",    "ipo",

@@ -1,6 +1,6 @@
 /* Distillation over the teacher's top-k against verl's and TRL's own functions in float64
- * (golden/topk_losses, made by golden/gen/make_topk_losses.py), gradients by the student's logits; and
- * against finite differences. */
+ * (golden/topk_losses, made by golden/gen/make_topk_losses.py), gradients with respect to the student's
+ * logits; and against finite differences. */
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -56,7 +56,7 @@ static const char *const input_names[NUM_INPUTS] = {
 static double *inputs[NUM_INPUTS];
 static int64_t num_cases;
 
-/* --- one micro-batch: what the head computes of the student's logits, and the batch of the row --- */
+/* --- one micro-batch: the head's outputs for the student's logits, and the batch of the row --- */
 
 struct micro {
     int64_t num_tokens, vocab_size, num_ids;
@@ -97,7 +97,7 @@ static void find_top(const double *log_probs, int64_t vocab_size, int32_t *out, 
     }
 }
 
-/* What the head gives for the logits; NaN, and ids that no table has, where the mask is 0. */
+/* The head's outputs for the logits; NaN, and ids out of range, where the mask is 0. */
 static void run_head(struct micro *micro)
 {
     struct rk_test_batch *batch = &micro->batch;
@@ -120,7 +120,7 @@ static void run_head(struct micro *micro)
     memset(micro->id_grads, 0, sizeof(micro->id_grads));
 }
 
-/* The gradient of the loss by the logits of token t. */
+/* The gradient of the loss with respect to the logits of token t. */
 static void logit_grads(const struct micro *micro, const struct rk_test_loss_result *result, int64_t t,
                         double *out)
 {
@@ -136,7 +136,7 @@ static void logit_grads(const struct micro *micro, const struct rk_test_loss_res
         out[micro->ids[t * micro->num_ids + k]] += micro->id_grads[t * micro->num_ids + k];
 }
 
-/* Where a case lies in the tensors by rows, tokens, logits and ids. */
+/* Offsets of a case in the tensors by rows, tokens, logits and ids. */
 struct place {
     int64_t row, token, logit, id;
 };
@@ -192,7 +192,7 @@ static void open_loss(struct rk_test_loss *loss, const char *mode, const double 
     rk_free(clamp);
 }
 
-/* Relative to the expected number, and to the largest: f64 that cancels keeps no more. */
+/* Relative to the expected number and to the largest, because of cancellation in f64. */
 static void assert_near(const char *label, double actual, double expected, double largest)
 {
     assert_below(label, fabs(actual - expected), RK_TOL_LOSS_GOLDEN * fabs(expected) + RK_TOL_F64 * largest);
@@ -210,8 +210,8 @@ static double find_expected(const struct rk_st_file *file, const char *mode, con
     return value;
 }
 
-/* verl's means are over the tokens of the case. Forward KL's metrics alone are verl's: with a clamp or
- * renormalize_topk the masses and the overlap of all modes are those of what it was given. */
+/* verl's means are over the tokens of the case. Only the metrics of forward KL exist in verl; with a clamp or
+ * renormalize_topk, its masses and overlap are computed from the modified inputs. */
 static void check_metrics(const struct rk_st_file *file, const char *mode, int64_t i,
                           const struct rk_test_loss *loss, const struct rk_test_loss_result *result,
                           const struct rk_test_batch *batch)
@@ -257,7 +257,7 @@ static void check_case(const struct rk_st_file *file, const char *mode, int64_t 
         logit_grads(micro, &result, t, grads);
         for (int64_t j = 0; j < micro->vocab_size; j++) {
             snprintf(label, sizeof(label), "%s, case %d, token %d, logit %d", mode, (int)i, (int)t, (int)j);
-            /* The fixture has f32; what one id adds may be far above what is left of the sum. */
+            /* The fixture has f32; the term of one id may be much larger than the sum after cancellation. */
             assert_below(label, fabs(grads[j] - expected_grads[place->logit + t * micro->vocab_size + j]),
                          RK_TOL_LOSS_GOLDEN * fabs(grads[j]) + RK_TOL_F64_SUM);
         }
@@ -266,7 +266,7 @@ static void check_case(const struct rk_st_file *file, const char *mode, int64_t 
     rk_free(micro);
 }
 
-/* Goal: loss, gradient and metrics of every mode are those of verl's and TRL's functions. */
+/* Goal: loss, gradient and metrics of every mode equal those of verl's and TRL's functions. */
 static void test_topk_losses_equal_verl_and_trl(void **state)
 {
     struct rk_st_file *file = rk_test_fixture_open(FIXTURE "outputs.safetensors");
@@ -338,7 +338,7 @@ static double loss_at(const struct rk_test_loss *loss, const struct micro *at, i
     return rk_test_loss_metric(loss, &result, "distillation/loss");
 }
 
-/* Goal: gradients by the logits are the derivatives of the loss. */
+/* Goal: gradients with respect to the logits are the derivatives of the loss. */
 static void test_topk_gradients_equal_differences(void **state)
 {
     const double h = 1e-5;
@@ -371,8 +371,8 @@ static void test_topk_gradients_equal_differences(void **state)
     }
 }
 
-/* Goal: S = softmax [1, 2, 3] and T = softmax [0, 2, 1] have their published divergences, and gradients where
- * K is 2 of 3. */
+/* Goal: S = softmax [1, 2, 3] and T = softmax [0, 2, 1] have their published divergences, and gradients for K
+ * = 2 of 3. */
 static void test_topk_worked_example_has_published_values(void **state)
 {
     static const struct {
@@ -418,7 +418,7 @@ static void test_topk_worked_example_has_published_values(void **state)
     }
 }
 
-/* Goal: an id of -1 is none: the same as a smaller K, but for the overlap's denominator. */
+/* Goal: an id of -1 means none: the same as a smaller K, except for the overlap's denominator. */
 static void test_topk_places_without_an_id_do_not_count(void **state)
 {
     double config[NUM_CONFIG] = {[CLIP_RATIO_LOW] = 0.2, [CLIP_RATIO_HIGH] = 0.2, [BETA] = 0.3, [TOPK] = 5};

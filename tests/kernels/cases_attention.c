@@ -37,7 +37,7 @@ static const struct attn_case cases[] = {
     {"heads of 64 and 128, window", {0, 90}, 1, 2, 1, 64, 33, 128},
 };
 
-/* Everything of one case, with the reference's results. */
+/* Data of one case, with the reference's results. */
 struct attn_data {
     struct rk_attn_varlen_bwd_args args;
     double *out, *lse, *dq, *dk, *dv;
@@ -61,7 +61,7 @@ static rk_tensor_t v_part(const struct attn_case *c, rk_tensor_t fused)
     return rk_tensor_split_cols(rk_tensor_cols(fused, before, width), c->num_kv_heads, v_dim_of(c));
 }
 
-/* Columns of q, k and v side by side, in a multiple of what kernels load at a time. */
+/* Columns of q, k and v side by side, rounded up to a multiple of the kernels' load size. */
 static rk_tensor_t make_fused(struct kt *kt, const struct attn_case *c, rk_dtype_t dtype)
 {
     int64_t columns = (c->num_heads + c->num_kv_heads) * c->head_dim + c->num_kv_heads * v_dim_of(c);
@@ -143,7 +143,7 @@ static double weights_of(const struct attn_case *c, const double *q, const doubl
     return log(sum);
 }
 
-/* After the forward pass: the gradients are those at the output as it was rounded. */
+/* Call after the forward pass: the gradients are computed from the rounded output. */
 static void reference(struct kt *kt, const struct attn_case *c, struct attn_data *data)
 {
     const struct rk_attn_varlen_args *fwd = &data->args.fwd;
@@ -199,7 +199,8 @@ static void test_attn_varlen_all_cases_equal_reference(void **state)
     }
 }
 
-/* Goal: scores far beyond the range of exp give the softmax's limit. Method: one key wins by 1e4. */
+/* Goal: scores far beyond the range of exp give the limit of the softmax. Method: the score of one key is
+ * larger by 1e4. */
 static void test_attn_varlen_fwd_huge_scores_stay_finite(void **state)
 {
     static const int32_t cu_seqlens[] = {0, 2};
@@ -226,7 +227,7 @@ static void test_attn_varlen_fwd_huge_scores_stay_finite(void **state)
     kt_expect_close(kt, "huge scores", args.lse, lse);
 }
 
-/* Goal: sequence bounds that do not fit the tokens are refused, not followed. */
+/* Goal: sequence bounds that do not fit the tokens are rejected. */
 static void test_attn_varlen_bad_cu_seqlens_fails(void **state)
 {
     static const struct {

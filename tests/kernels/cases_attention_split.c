@@ -1,7 +1,7 @@
-/* Goal: attention whose keys are not the rows of its queries equals attention over the whole sequences: a
- * zig-zag cut over the ranks of context parallelism gives every query its bits, and the gradients of all
- * ranks add up to those of the whole. Method: the whole call, which cases_attention.c compares with the
- * definition. Keys lie at odd rows between rows of NaN, which the operator must neither read nor write. */
+/* Goal: attention with separate key ranges equals attention over the whole sequences: with a zig-zag split
+ * over cp ranks every query is bit-identical, and the gradients of all ranks sum to those of the whole.
+ * Method: compares with one call over all, which cases_attention.c compares with the definition. Keys are at
+ * odd rows between rows of NaN, which the operator must neither read nor write. */
 #include "tests/kernels/kernel_test.h"
 
 #include <math.h>
@@ -44,8 +44,8 @@ static const struct split_case cases[] = {
     {"cp 4, heads of 192 and 128", 4, 2, {0, 8, 88}, 2, 2, 192, 0, 128},
 };
 
-/* Half precision and F64 differ from the others in how rows are loaded and stored, which short sequences
- * show. */
+/* Half precision and F64 differ from the others only in loads and stores, for which short sequences
+ * suffice. */
 static bool runs_in(struct kt *kt, const struct split_case *c, rk_dtype_t dtype)
 {
     bool is_short = c->cu_seqlens[c->num_seqs] <= 100;
@@ -64,7 +64,7 @@ static rk_tensor_t random_heads(struct kt *kt, rk_dtype_t dtype, int64_t rows, i
     return kt_randomize(kt, kt_zeros_3d(kt, dtype, rows, heads, dim), 1.0);
 }
 
-/* Two tensors of one allocation, side by side, so that rows have gaps. */
+/* Two tensors side by side in one allocation, so that rows have gaps. */
 static void make_pair(struct kt *kt, const struct rk_attn_varlen_args *like, int64_t rows, rk_tensor_t out[2])
 {
     int64_t heads = like->k.shape[1], dims[2] = {like->k.shape[2], like->v.shape[2]};
@@ -76,7 +76,7 @@ static void make_pair(struct kt *kt, const struct rk_attn_varlen_args *like, int
             rk_tensor_split_cols(rk_tensor_cols(both, i * heads * dims[0], heads * dims[i]), heads, dims[i]);
 }
 
-/* Attention of everything, with its gradients. */
+/* Attention over all sequences, with its gradients. */
 static struct rk_attn_varlen_bwd_args make_whole(struct kt *kt, const struct split_case *c, rk_dtype_t dtype)
 {
     int64_t rows = c->cu_seqlens[c->num_seqs], dim = c->head_dim, v_dim = v_dim_of(c);
@@ -117,7 +117,7 @@ static rk_tensor_t select_rows(struct kt *kt, rk_tensor_t t, const int32_t *rows
     return out;
 }
 
-/* Row of the spread keys where row i of the packed ones lies. */
+/* Row of the spread keys that has row i of the packed ones. */
 static int32_t spread_row(const struct split_case *c, int32_t i)
 {
     int32_t seq = 0;
@@ -132,7 +132,7 @@ static int32_t num_spread(const struct split_case *c)
     return c->cu_seqlens[c->num_seqs] + GAP * (c->num_seqs + 1);
 }
 
-/* The keys of t in `out`, and NaN between them. */
+/* Copies the keys of t to `out`, with NaN between them. */
 static void spread_keys(struct kt *kt, const struct split_case *c, rk_tensor_t out, rk_tensor_t t)
 {
     int64_t width = rk_tensor_row_elements(t);
@@ -148,7 +148,7 @@ static void spread_keys(struct kt *kt, const struct split_case *c, rk_tensor_t o
     kt_write(kt, out, spread);
 }
 
-/* One rank's queries, and what the whole call says of them. */
+/* One rank's queries, and the corresponding rows of the whole call. */
 struct rank_part {
     const struct split_case *c;
     int32_t rank, num_rows;
@@ -182,7 +182,7 @@ static struct rank_part make_part(struct kt *kt, const struct split_case *c, int
     return part;
 }
 
-/* Sets the segments that a call computes. */
+/* Selects the segments that a call computes. */
 static void take_halves(struct kt *kt, struct rank_part *part, unsigned halves)
 {
     const struct rk_zigzag cut = cut_of(part->c);
@@ -213,7 +213,7 @@ static void expect_whole_forward(struct kt *kt, const struct rank_part *part,
     }
 }
 
-/* Both halves in one call, or one after the other, which leaves the other one's rows alone. */
+/* Both halves in one call, or in two calls, each of which leaves the other half's rows unchanged. */
 static void run_forward(struct kt *kt, struct rank_part *part, const struct rk_attn_varlen_bwd_args *whole)
 {
     take_halves(kt, part, RK_ZIGZAG_BOTH);
@@ -261,7 +261,7 @@ static void add_call(struct kt *kt, const struct split_case *c, struct kv_sums *
         assert_true(is_key[i / width] || values[i] == 0.0);
 }
 
-/* Every tensor that went into the sum was rounded once, as was the whole one. */
+/* Every tensor in the sum was rounded once, like the whole one. */
 static void expect_sums(struct kt *kt, const struct split_case *c, const struct kv_sums *sums, rk_tensor_t t)
 {
     static const double roundings[RK_DTYPE_COUNT] = {[RK_DTYPE_F64] = RK_TOL_F64_SUM,
@@ -330,7 +330,7 @@ static void test_attn_varlen_zigzag_ranks_equal_whole(void **state)
     }
 }
 
-/* Goal: naming the keys that a call would have anyway changes no bit, forward or backward. */
+/* Goal: k_begin and k_lens equal to the default change no bit, forward or backward. */
 static void test_attn_varlen_own_keys_named_same_bits(void **state)
 {
     struct kt *kt = *state;
@@ -431,7 +431,7 @@ static void test_attn_varlen_nothing_to_see_leaves_rows(void **state)
     }
 }
 
-/* Goal: key ranges that do not fit are refused, not followed; that they overlap, in the backward pass only.
+/* Goal: invalid key ranges are rejected; overlapping ones only in the backward pass.
  */
 static void test_attn_varlen_bad_key_ranges_fail(void **state)
 {

@@ -1,5 +1,5 @@
-/* Goal: memory, copies, streams and events of the backend under test do what rk_device.h says. (The wrapper
- * around them is tested with the CPU in tests/unit/kernels.) */
+/* Goal: memory, copies, streams and events of the backend under test behave as rk_device.h documents. (The
+ * wrapper around them is tested with the CPU in tests/unit/kernels.) */
 #include "tests/kernels/kernel_test.h"
 
 #include "base/rk_alloc.h"
@@ -20,7 +20,7 @@ static void test_device_info_describes_device(void **state)
     assert_ok(rk_device_check(kt->device));
 }
 
-/* Goal: memory that another owner has filled comes back as zeros. */
+/* Goal: memory that was used before is zeroed when it is allocated again. */
 static void test_device_alloc_is_zeroed_and_aligned(void **state)
 {
     struct kt *kt = *state;
@@ -43,8 +43,8 @@ static void test_device_alloc_is_zeroed_and_aligned(void **state)
     }
 }
 
-/* Goal: a device that has no room says what it has, and is none the worse. The host may promise more than it
- * has. */
+/* Goal: an allocation that does not fit reports the free memory, and the device remains usable. The host may
+ * overcommit. */
 static void test_device_alloc_too_much_is_device_oom(void **state)
 {
     struct kt *kt = *state;
@@ -83,8 +83,8 @@ static void assert_filled(struct kt *kt, const void *ptr, int value)
     rk_free(bytes);
 }
 
-/* Goal: memory under a range comes as zeros and goes, as often as one likes; the device has it back in
- * between. */
+/* Goal: memory of a range can be committed, zeroed, and released repeatedly; in between it is free on the
+ * device. */
 static void test_range_gives_its_memory_back_and_takes_it_again(void **state)
 {
     enum { CYCLES = 1000 };
@@ -110,12 +110,12 @@ static void test_range_gives_its_memory_back_and_takes_it_again(void **state)
             free_bytes = rk_device_free_bytes(kt->device);
     }
     assert_int_equal(rk_device_get_stats(kt->device).num_allocations, num_allocations);
-    if (!kt_is_cpu(kt)) /* the host has other processes */
+    if (!kt_is_cpu(kt)) /* other processes of the host allocate too */
         assert_int_equal(rk_device_free_bytes(kt->device), free_bytes);
     rk_device_free(kt->device, range);
 }
 
-/* Goal: what a graph recorded works on the memory that a range has taken again. */
+/* Goal: a recorded graph works with memory that a range has committed again. */
 static void test_graph_survives_a_range_that_was_released(void **state)
 {
     struct kt *kt = *state;
@@ -171,8 +171,8 @@ static void test_stream_copies_keep_order(void **state)
     rk_device_host_free(kt->device, memory);
 }
 
-/* Goal: a stream that waits for an event sees what was enqueued before it. Method: one stream adds many
- * times, the other copies the sum. */
+/* Goal: a stream that waits for an event sees the results of work enqueued before it. Method: one stream adds
+ * many times, the other copies the sum. */
 static void test_event_orders_two_streams(void **state)
 {
     enum { ROUNDS = 200 };
@@ -204,7 +204,7 @@ static void test_event_orders_two_streams(void **state)
     rk_stream_destroy(other);
 }
 
-/* Goal: timed events measure work, in order: less than the host waited for it, more than nothing. */
+/* Goal: the time between two events is positive and at most the host's waiting time. */
 static void test_event_elapsed_is_within_host_time(void **state)
 {
     struct kt *kt = *state;
@@ -217,7 +217,7 @@ static void test_event_elapsed_is_within_host_time(void **state)
 
     for (int i = 0; i < 3; i++)
         assert_ok(rk_event_create_timed(&events[i], kt->device));
-    assert_ok(rk_axpby(kt->stream, &add)); /* what a first call costs is over */
+    assert_ok(rk_axpby(kt->stream, &add)); /* excludes the cost of a first call */
     assert_ok(rk_stream_sync(kt->stream));
     host_ns = rk_time_now_ns();
     for (int i = 0; i < 3; i++) {
@@ -234,8 +234,9 @@ static void test_event_elapsed_is_within_host_time(void **state)
         rk_event_destroy(events[i]);
 }
 
-/* Goal: a graph repeats what was recorded, on what then lies at the recorded addresses; recording runs
- * nothing, and a dropped recording leaves the stream as it was. Method: y <- 2 x + y a known number of times.
+/* Goal: a graph repeats the recorded operations on the current contents of the recorded addresses; recording
+ * executes nothing, and a dropped recording does not change the stream. Method: y <- 2 x + y a known number
+ * of times.
  */
 static void test_graph_repeats_the_recording(void **state)
 {
@@ -271,8 +272,9 @@ static void test_graph_repeats_the_recording(void **state)
     rk_graph_destroy(graph);
 }
 
-/* Goal: what cannot be recorded fails, and ending such a recording makes the stream usable again; a graph
- * whose scratch has moved says so. Method: the backward pass of rmsnorm needs scratch by its width. */
+/* Goal: operations that cannot be recorded fail, and ending such a recording makes the stream usable again; a
+ * graph whose scratch was reallocated is not current. Method: the backward pass of rmsnorm needs scratch by
+ * its width. */
 static void test_graph_notices_scratch(void **state)
 {
     struct kt *kt = *state;
@@ -307,7 +309,7 @@ static void test_graph_notices_scratch(void **state)
     assert_ok(rk_stream_sync(kt->stream));
 }
 
-/* Goal: the host waits for an event until the stream has passed it. */
+/* Goal: the host waits for an event until the stream has completed it. */
 static void test_event_sync_waits_for_the_stream(void **state)
 {
     struct kt *kt = *state;
@@ -329,7 +331,8 @@ static void test_event_sync_waits_for_the_stream(void **state)
     rk_device_host_free(kt->device, memory);
 }
 
-/* Goal: a stream takes workspace when a product runs on it, not before, and no more than a dry run said. */
+/* Goal: a stream allocates workspace when a GEMM runs on it, not before, and no more than a dry run
+ * reported. */
 static void test_product_takes_the_workspace_of_a_dry_run(void **state)
 {
     struct kt *kt = *state;
@@ -343,7 +346,7 @@ static void test_product_takes_the_workspace_of_a_dry_run(void **state)
     struct rk_device *dry;
 
     if (kt_is_cpu(kt))
-        skip(); /* its scratch is on the heap */
+        skip(); /* its scratch memory is on the heap */
     stats = rk_device_get_stats(kt->device);
     assert_ok(rk_stream_create(&other, kt->device, "other"));
     assert_int_equal(rk_device_get_stats(kt->device).own_bytes, stats.own_bytes);

@@ -104,7 +104,7 @@ static void test_axpby_beta_zero_ignores_nan_in_y(void **state)
     kt_expect_close(kt, "cast", args.y, x);
 }
 
-/* Goal: the sum is added to what is there, and non-finite elements are counted. */
+/* Goal: the sum is added to the old value, and non-finite elements are counted. */
 static void test_sum_squares_all_counts_accumulate(void **state)
 {
     struct kt *kt = *state;
@@ -125,7 +125,7 @@ static void test_sum_squares_all_counts_accumulate(void **state)
     }
 }
 
-/* Goal: every element is the number that its place in the whole tensor names, in a strided part of it. */
+/* Goal: in a strided part of a tensor every element is the number of its index in the whole tensor. */
 static void test_random_normal_part_of_tensor_equals_sequence(void **state)
 {
     enum { ROWS = 3, COLS = 300, PITCH = 1000, FIRST = 7 };
@@ -138,7 +138,7 @@ static void test_random_normal_part_of_tensor_equals_sequence(void **state)
             .deviation = 0.25,
             .seed = 0x123456789abcULL,
             .stream = 0xfedcba9876543210ULL,
-            .first = (1ULL << 33) + FIRST, /* past 32 bits of blocks */
+            .first = (1ULL << 33) + FIRST, /* more than 2^32 blocks */
             .row_pitch = PITCH,
         };
         double *expected = kt_scratch(kt, (int64_t)ROWS * COLS), *outside;
@@ -154,7 +154,7 @@ static void test_random_normal_part_of_tensor_equals_sequence(void **state)
     }
 }
 
-/* Goal: a part of one matrix in a part of another, bit for bit, or rounded once to the other dtype. */
+/* Goal: copies a part of one matrix to a part of another, bit for bit, or rounded once to the other dtype. */
 static void test_copy_2d_all_dtypes_equal_reference(void **state)
 {
     enum { ROWS = 5, COLS = 5003 };
@@ -201,8 +201,8 @@ static uint64_t read_u64(struct kt *kt, rk_tensor_t t)
     return value;
 }
 
-/* Goal: parts of a matrix add up to the whole one, in every dtype; rounding comes before the hash; one bit,
- * or two elements that change places, change it. */
+/* Goal: fingerprints of parts sum to that of the whole matrix, in every dtype; values are rounded before they
+ * are hashed; flipping one bit, or swapping two elements, changes the fingerprint. */
 static void test_fingerprint_of_parts_is_that_of_the_whole(void **state)
 {
     enum { ROWS = 7, COLS = 4270, CUT = 2113 };
@@ -265,7 +265,7 @@ static const struct adamw_case adamw_cases[] = {
     {"empty", RK_DTYPE_F32, 0, false},
 };
 
-/* Goal: three steps equal the update of the paper's algorithm 2, within one fp32 rounding of the state a
+/* Goal: three steps equal the update of the paper's algorithm 2, within one fp32 rounding of the state per
  * step. */
 static void test_adamw_three_steps_equal_reference(void **state)
 {
@@ -312,8 +312,8 @@ static void test_adamw_three_steps_equal_reference(void **state)
     }
 }
 
-/* Goal: a bf16 parameter has the bits of its stored f32 master rounded once more, so it can be restored from
- * it. Method: masters just above the middle of two bf16 values, by less than f32 resolves. */
+/* Goal: a bf16 parameter is its stored f32 master rounded, so it can be restored from the master. Method:
+ * masters just above the middle of two bf16 values, by less than f32 resolves. */
 static void test_adamw_param_is_its_master_rounded(void **state)
 {
     enum { COUNT = 4096 };

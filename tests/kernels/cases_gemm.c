@@ -124,8 +124,8 @@ static void test_gemm_beta_zero_ignores_nan_in_c(void **state)
     }
 }
 
-/* Goal: strict bits do not depend on M or N. Method: a part of the product, computed alone, equals that part
- * of the whole; the inner dimension spans several blocks. */
+/* Goal: strict bits do not depend on M or N. Method: a part of the GEMM, computed alone, equals that part of
+ * the whole; the inner dimension spans several blocks. */
 static void test_gemm_strict_part_alone_has_same_bits(void **state)
 {
     static const rk_dtype_t dtypes[] = {RK_DTYPE_F32, RK_DTYPE_BF16};
@@ -154,7 +154,7 @@ struct strict_shape {
     bool has_bias;
 };
 
-/* The product, that of copies which start at odd elements, and that of the first rows alone. */
+/* Runs the GEMM, the same on copies that start at odd elements, and on the first rows alone. */
 static void run_strict_shape(struct kt *kt, const struct strict_shape *shape, rk_dtype_t dtype)
 {
     int64_t m = shape->m, n = shape->n, k = shape->k;
@@ -184,8 +184,8 @@ static void run_strict_shape(struct kt *kt, const struct strict_shape *shape, rk
     kt_expect_same_bits(kt, shape->label, few.c, rk_tensor_rows(args.c, 0, RK_MIN(m, 3)));
 }
 
-/* Goal: strict bits do not depend on where a matrix lies nor on how many rows it has, by which a GPU chooses
- * between its library's kernels and its own. */
+/* Goal: strict bits do not depend on a matrix's alignment and number of rows, by which a GPU backend selects
+ * kernels. */
 static void test_gemm_strict_alignment_and_rows_have_no_effect(void **state)
 {
     static const struct strict_shape shapes[] = {
@@ -198,7 +198,7 @@ static void test_gemm_strict_alignment_and_rows_have_no_effect(void **state)
     };
     static const rk_dtype_t dtypes[] = {RK_DTYPE_F32, RK_DTYPE_BF16, RK_DTYPE_F16};
 
-    /* Each shape tries dozens of the library's kernels, which a tool has to take apart first. */
+    /* Each shape runs dozens of cuBLASLt's kernels, which compute-sanitizer must instrument first. */
     for (size_t i = 0; i < RK_ARRAY_LEN(shapes); i += rk_test_is_quick() ? 3 : 1) {
         for (size_t d = 0; d < RK_ARRAY_LEN(dtypes); d++) {
             if (rk_test_in_part())
@@ -229,9 +229,9 @@ static void run_swiglu(struct kt *kt, int64_t m, int64_t n, int64_t k, bool stri
     kt_expect_same_bits(kt, "swiglu", whole, parts);
 }
 
-/* Goal: a product that ends with swiglu has the bits of both operators one after the other. Method: shapes
- * that kernels for few rows take, with columns that are no multiple of their tiles, and such that they do
- * not. */
+/* Goal: a GEMM with fused swiglu is bit-identical to both operators in sequence. Method: shapes that the
+ * kernels for few rows support, with numbers of columns that are not multiples of their tiles, and shapes
+ * that they do not. */
 static void test_gemm_swiglu_has_bits_of_its_parts(void **state)
 {
     static const int64_t sizes[][3] = {

@@ -1,5 +1,5 @@
-/* Goal: products of groups of rows equal three nested loops in f64 for every group, for groups without rows
- * and of any size around the tiles; an output has the bits that its group has alone. */
+/* Goal: grouped GEMM equals three nested loops in f64 for every group, for groups without rows and with sizes
+ * around those of tiles; an output does not depend on other groups. */
 #include "tests/kernels/kernel_test.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 struct grouped_case {
     const char *label;
     int64_t n, k;
-    int64_t extra; /* rows behind the last group */
+    int64_t extra; /* rows after the last group */
     int32_t sizes[8];
     int64_t num_groups;
 };
@@ -22,7 +22,7 @@ static const struct grouped_case cases[] = {
     {"odd sizes", 13, 21, 2, {4, 9, 0}, 3},
 };
 
-/* Sizes to offsets [G + 1]; returns the number of rows, those behind the last group included. */
+/* Sizes to offsets [G + 1]; returns the number of rows, including those after the last group. */
 static int64_t sum_sizes(const struct grouped_case *c, int32_t offsets[9])
 {
     offsets[0] = 0;
@@ -31,7 +31,7 @@ static int64_t sum_sizes(const struct grouped_case *c, int32_t offsets[9])
     return offsets[c->num_groups] + c->extra;
 }
 
-/* A matrix whose rows have gaps that keep them at multiples of 16 bytes, or not. */
+/* A matrix whose rows have gaps, which keep them at multiples of 16 bytes or not. */
 static rk_tensor_t random_rows(struct kt *kt, rk_dtype_t dtype, int64_t rows, int64_t cols, bool aligned)
 {
     int64_t pad = aligned ? 8 : 1;
@@ -43,7 +43,7 @@ static double *expect_rows(struct kt *kt, const struct rk_grouped_gemm_args *arg
 {
     int64_t num_groups = args->w.shape[0], n_size = args->y.shape[1], k_size = args->x.shape[1];
     const double *x = kt_read(kt, args->x), *w = kt_read(kt, args->w);
-    double *y = kt_read(kt, args->y); /* rows behind the last group stay */
+    double *y = kt_read(kt, args->y); /* rows after the last group are not written */
 
     for (int64_t g = 0; g < num_groups; g++) {
         for (int64_t r = offsets[g]; r < offsets[g + 1]; r++) {
@@ -114,7 +114,7 @@ static double *expect_wgrad(struct kt *kt, const struct rk_grouped_gemm_wgrad_ar
     return dw;
 }
 
-/* Rows behind the last group are NaN: nothing of them reaches a gradient. */
+/* Rows after the last group are NaN: they must not affect a gradient. */
 static void spoil_rest(struct kt *kt, rk_tensor_t t, int64_t first)
 {
     int64_t count = (t.shape[0] - first) * t.shape[1];
@@ -163,9 +163,9 @@ static void test_grouped_gemm_wgrad_all_cases_equal_reference(void **state)
     }
 }
 
-/* Goal: what a row becomes does not depend on the other rows of its group, on other groups, nor on where its
- * memory starts, by which a GPU chooses between kernels. Method: the last rows of a group alone, as copies at
- * odd places. */
+/* Goal: the result of a row does not depend on the other rows of its group, on other groups, nor on its
+ * alignment, by which a GPU backend selects kernels. Method: the last rows of a group alone, as copies at odd
+ * addresses. */
 static void test_grouped_gemm_strict_rows_have_the_bits_of_the_rows_alone(void **state)
 {
     static const int32_t sizes[] = {0, 70, 270, 300}, few[] = {0, 0, 3, 3};

@@ -1,6 +1,6 @@
 /* Goal: the norm of every head, forward and backward, equals its formula in f64 for every dtype and shape, on
- * parts of a fused projection and in place; its gradients are the differences of a loss; a head has the same
- * bits whatever other tokens are in the call. */
+ * parts of a fused projection and in place; its gradients equal finite differences of a loss; a head does not
+ * depend on the other tokens of the call. */
 #include "tests/kernels/kernel_test.h"
 
 #include <math.h>
@@ -75,7 +75,7 @@ static void run_fwd(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype)
     assert_ok(rk_head_norm_fwd(kt->stream, &args));
     kt_expect_close(kt, c->label, args.y, y);
     kt_expect_close(kt, c->label, args.rstd, rstd);
-    args.y = args.x; /* allowed to be the same */
+    args.y = args.x; /* may alias */
     args.rstd = (rk_tensor_t){0};
     assert_ok(rk_head_norm_fwd(kt->stream, &args));
     kt_expect_close(kt, c->label, args.y, y);
@@ -106,7 +106,7 @@ static void run_bwd(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype)
         for (int64_t i = 0; i < c->head_dim; i++)
             dx[r * c->head_dim + i] = rstd[r] * (dy_row[i] * weight[i] - x_row[i] * rstd[r] * mean);
     }
-    args.dx = args.dy; /* allowed to be the same */
+    args.dx = args.dy; /* may alias */
     assert_ok(rk_head_norm_bwd(kt->stream, &args));
     kt_expect_close(kt, c->label, args.dx, dx);
     kt_expect_close_sum(kt, c->label, args.dweight, dweight);
@@ -182,7 +182,7 @@ static void test_head_norm_bwd_is_repeatable(void **state)
     }
 }
 
-/* The tokens one at a time, over memory of their own, against all at once. */
+/* Compares one token at a time, in separate memory, with all at once. */
 static void test_head_norm_other_tokens_have_no_effect(void **state)
 {
     static const struct shape_case c = {"alone", 37, 3, 48};

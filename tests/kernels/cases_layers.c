@@ -1,6 +1,6 @@
 /* Goal: embedding, RMSNorm, RoPE and SwiGLU, forward and backward, equal their formulas in f64 for every
- * dtype, row count and tail. Gradients are checked against differences in grad_layers.c; here the rounding,
- * the strides and the accumulation are. */
+ * dtype, row count and tail. grad_layers.c checks gradients against finite differences; this file checks
+ * rounding, strides and accumulation. */
 #include "tests/kernels/kernel_test.h"
 
 #include <math.h>
@@ -96,7 +96,7 @@ static void run_bias_bwd(struct kt *kt, const struct shape_case *c, rk_dtype_t d
     for (int d = 0; d < 2; d++) {
         struct rk_bias_bwd_args args = {
             .dbias = kt_randomize(kt, kt_zeros_1d(kt, dtypes[d], c->cols), 1.0),
-            /* Part of wider rows, which need not start at a multiple of anything. */
+            /* Part of wider rows, with arbitrary alignment. */
             .dy = rk_tensor_cols(random_2d(kt, dtype, c->rows, c->cols + 3), 1, c->cols),
         };
         const double *dy = kt_read(kt, args.dy);
@@ -109,7 +109,7 @@ static void run_bias_bwd(struct kt *kt, const struct shape_case *c, rk_dtype_t d
     }
 }
 
-/* Goal: rows beyond one part of the sum count, and the sum is repeatable. */
+/* Goal: sums of more rows than one part are right and reproducible. */
 static void test_bias_bwd_of_many_rows_equals_reference(void **state)
 {
     static const struct shape_case many[] = {{"many rows", 1000, 300}, {"aligned rows", 777, 512}};
@@ -138,8 +138,8 @@ static void test_bias_bwd_all_shapes_equal_reference(void **state)
     for_all_shapes(*state, run_bias_bwd);
 }
 
-/* Goal: the sum over many equal tokens is that over few, wherever a backend cuts their list: every
- * `common`-th of them is one token, the others are spread over the vocabulary and beyond its part. */
+/* Goal: sums over many equal tokens are right wherever a backend splits their list: every `common`-th token
+ * is the same, the others are spread over the vocabulary and beyond this part. */
 static void expect_embed_bwd_of_repeated(struct kt *kt, int common)
 {
     enum { HIDDEN_SIZE = 24, MANY_ROWS = 300 };
@@ -177,7 +177,7 @@ static void test_embed_bwd_repeated_tokens_equal_reference(void **state)
     expect_embed_bwd_of_repeated(*state, 1);
 }
 
-/* Goal: the first and last rows of a large table get what is theirs, and no other row anything. */
+/* Goal: the first and last rows of a large table get their gradients, and no other row is written. */
 static void test_embed_bwd_of_a_large_table_equals_reference(void **state)
 {
     enum { MANY_ROWS = (1 << 18) + 5, NUM_TOKENS = 9, HIDDEN_SIZE = 3 };
@@ -203,7 +203,7 @@ static void test_embed_bwd_of_a_large_table_equals_reference(void **state)
     kt_expect_close(kt, "large table", args.dtable, expected);
 }
 
-/* Goal: a sum of many rows has the same bits in every run. */
+/* Goal: a sum of many rows is bit-identical in every run. */
 static void test_embed_bwd_is_repeatable(void **state)
 {
     enum { NUM_TOKENS = 3000, HIDDEN_SIZE = 40, FEW_ROWS = 9 };
@@ -253,7 +253,7 @@ static void run_rmsnorm_fwd(struct kt *kt, const struct shape_case *c, rk_dtype_
             const double *residual;
 
             args.residual = random_2d(kt, dtype, c->rows, c->cols);
-            args.sum = args.x; /* allowed to alias */
+            args.sum = args.x; /* may alias */
             residual = kt_read(kt, args.residual);
             for (int64_t i = 0; i < c->rows * c->cols; i++)
                 sum[i] += residual[i];
@@ -262,7 +262,7 @@ static void run_rmsnorm_fwd(struct kt *kt, const struct shape_case *c, rk_dtype_
         } else {
             assert_ok(rk_rmsnorm_fwd(kt->stream, &args));
         }
-        s = kt_read(kt, args.x); /* what was normalised, as it was rounded */
+        s = kt_read(kt, args.x); /* input of the norm after rounding */
         for (int64_t t = 0; t < c->rows; t++)
             norm_reference(s + t * c->cols, weight, args.eps, c->cols, y + t * c->cols, &rstd[t]);
         kt_expect_close(kt, c->label, args.y, y);
@@ -295,7 +295,7 @@ static void run_rmsnorm_bwd(struct kt *kt, const struct shape_case *c, rk_dtype_
         for (int64_t i = 0; i < c->cols; i++)
             dx[t * c->cols + i] += rstd[t] * (dy_row[i] * weight[i] - x_row[i] * rstd[t] * mean);
     }
-    args.dx = args.dresidual; /* allowed to alias */
+    args.dx = args.dresidual; /* may alias */
     assert_ok(rk_rmsnorm_bwd(kt->stream, &args));
     kt_expect_close(kt, c->label, args.dx, dx);
     kt_expect_close_sum(kt, c->label, args.dweight, dweight);
@@ -311,7 +311,7 @@ static void test_rmsnorm_bwd_all_shapes_equal_reference(void **state)
     for_all_shapes(*state, run_rmsnorm_bwd);
 }
 
-/* Goal: so many rows that every block of a backend has several, of which some are loaded ahead. */
+/* Goal: many rows, so that every thread block of a backend has several, some of which are loaded ahead. */
 static void test_rmsnorm_bwd_of_many_rows_equals_reference(void **state)
 {
     static const struct shape_case many = {"rows in turn", 1700, 1536};
@@ -351,7 +351,7 @@ static void run_swiglu(struct kt *kt, const struct shape_case *c, rk_dtype_t dty
     };
     struct rk_swiglu_bwd_args bwd = {
         .dgate = fwd.gate,
-        .dup = fwd.up, /* allowed to alias */
+        .dup = fwd.up, /* may alias */
         .dy = random_2d(kt, dtype, c->rows, c->cols),
         .gate = fwd.gate,
         .up = fwd.up,
@@ -368,7 +368,7 @@ static void run_swiglu(struct kt *kt, const struct shape_case *c, rk_dtype_t dty
     }
     assert_ok(rk_swiglu_fwd(kt->stream, &fwd));
     kt_expect_close(kt, c->label, fwd.y, y);
-    bwd.y = bwd.dy; /* allowed to alias */
+    bwd.y = bwd.dy; /* may alias */
     assert_ok(rk_swiglu_bwd(kt->stream, &bwd));
     kt_expect_same_bits(kt, c->label, bwd.y, fwd.y);
     kt_expect_close(kt, c->label, bwd.dgate, dgate);
@@ -380,7 +380,7 @@ static void test_swiglu_all_shapes_equal_reference(void **state)
     for_all_shapes(*state, run_swiglu);
 }
 
-/* What each row is multiplied with, and the gradient of it. */
+/* The factor of each row, and its gradient. */
 static void expect_weighted(struct kt *kt, const char *label, const struct rk_swiglu_bwd_args *args,
                             const struct rk_swiglu_fwd_args *fwd)
 {
@@ -510,7 +510,7 @@ static void test_rope_all_cases_equal_reference(void **state)
     }
 }
 
-/* Goal: a position outside the tables is refused, or at least not read. */
+/* Goal: a position outside of the tables is rejected, or at least not read. */
 static void test_rope_position_beyond_table_fails(void **state)
 {
     static const int32_t bad[][2] = {{0, 4}, {-1, 0}};

@@ -1,6 +1,5 @@
-/* Goal: a GPU that is lost for good is known as such. Method: a kernel is sent to an address that is not the
- * process's, which leaves the context in an error that nothing clears. A program of its own, because nothing
- * else on the device works afterwards. */
+/* Goal: a permanently lost GPU is detected. Method: a kernel accesses an invalid address, which causes a
+ * sticky error of the context. A separate program, because no other test works on the device afterwards. */
 #include "tests/support/device.h"
 #include "tests/support/test.h"
 
@@ -18,14 +17,14 @@ static void test_lost_device_is_known(void **state)
 
     (void)state;
     assert_ok(rk_test_device_open(&device, 1));
-    assert_false(rk_test_device_is_cpu(device)); /* there the address is the process's end */
+    assert_false(rk_test_device_is_cpu(device)); /* on a CPU the access would crash the process */
     assert_ok(rk_stream_create(&stream, device, "test"));
     assert_ok(rk_device_alloc(device, &memory, 4096, "x"));
     assert_ok(rk_device_check(device));
 
     args.x = rk_tensor_1d(memory, RK_DTYPE_F32, 1024);
     args.y = rk_tensor_1d((void *)(uintptr_t)4096, RK_DTYPE_F32, 1024);
-    assert_ok(rk_axpby(stream, &args)); /* enqueued; the error comes when the stream gets there */
+    assert_ok(rk_axpby(stream, &args)); /* enqueued; the error occurs when the stream executes it */
     st = rk_stream_sync(stream);
     assert_int_equal(rk_status_code(st), RK_INTERNAL);
     print_message("%s\n", rk_status_message(st));
@@ -36,7 +35,7 @@ static void test_lost_device_is_known(void **state)
     rk_status_free(st);
     assert_fails(rk_device_alloc(device, &more, 4096, "more"), RK_INTERNAL, "more: allocating 4096 bytes");
 
-    rk_device_free(device, memory); /* all of this ends, and does not hang */
+    rk_device_free(device, memory); /* these calls must return and not hang */
     rk_stream_destroy(stream);
     rk_device_close(device);
 }

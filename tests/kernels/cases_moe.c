@@ -1,5 +1,5 @@
 /* Goal: the router, the sort by expert and the sum by token equal plain loops in f64, for softmax and
- * sigmoid, groups, a correction bias, ties, given choices and choices that are none; gradients equal
+ * sigmoid, groups, a correction bias, ties, given choices and absent choices; gradients equal finite
  * differences of the loss. */
 #include "tests/kernels/kernel_test.h"
 
@@ -26,7 +26,7 @@ static const struct route_case cases[] = {
     {"given, sigmoid", 6, 130, 8, true, true, true, true, 1, 1, 2.0f},
 };
 
-/* What an expert is chosen by, in f64. */
+/* The value by which an expert is chosen, in f64. */
 static double choice_of(const struct route_case *c, const double *scores, const double *bias, int64_t e)
 {
     return scores[e] + (c->has_bias ? bias[e] : 0.0);
@@ -44,7 +44,7 @@ static void score_row(const struct route_case *c, double *scores, const double *
         scores[e] /= sum;
 }
 
-/* How good a group is, and whether it is among the best: by counting those before it. */
+/* The score of a group, and whether it is among the best: by counting better groups. */
 static double group_of(const struct route_case *c, const double *scores, const double *bias, int64_t g)
 {
     int64_t size = c->experts / c->num_groups;
@@ -74,7 +74,7 @@ static bool group_is_kept(const struct route_case *c, const double *scores, cons
     return before < c->topk_groups;
 }
 
-/* The place of expert e among those of kept groups; -1 outside. */
+/* The rank of expert e among those of kept groups; -1 if its group is not kept. */
 static int64_t rank_of(const struct route_case *c, const double *scores, const double *bias, int64_t e)
 {
     int64_t size = c->experts / c->num_groups, before = 0;
@@ -109,7 +109,7 @@ static void expect_row(const struct route_case *c, int32_t *ids, double *probs, 
         probs[k] = ids[k] >= 0 ? c->scale * scores[ids[k]] / (c->normalizes ? sum : 1.0) : 0.0;
 }
 
-/* Distinct experts, in no order, and some that are none. */
+/* Distinct experts in random order, and some absent ones. */
 static rk_tensor_t given_ids(struct kt *kt, const struct route_case *c)
 {
     int32_t ids[256];
@@ -171,7 +171,7 @@ static void test_moe_route_all_cases_equal_reference(void **state)
     }
 }
 
-/* Goal: equal scores are taken by ascending id, in the choice of experts and in that of groups. */
+/* Goal: equal scores are chosen by ascending id, for experts and for groups. */
 static void test_moe_route_ties_go_to_the_smallest_id(void **state)
 {
     static const double logits[] = {0, 1, 1, 0, 1, 1, 1, 0, 2, 2, 2, 2, 2, 2, 2, 2};
@@ -205,7 +205,7 @@ static double loss_of_route(struct kt *kt, void *user)
     return kt_project(kt, loss->args.probs, loss->weight);
 }
 
-/* Goal: the gradient is that of the probabilities with the choice held. Method: the chosen ids are given. */
+/* Goal: the gradient is that of the probabilities for a fixed choice. Method: the chosen ids are given. */
 static void test_moe_route_gradient_equals_differences(void **state)
 {
     struct kt *kt = *state;
@@ -231,7 +231,7 @@ static void test_moe_route_gradient_equals_differences(void **state)
     }
 }
 
-/* d prob_k / d logit_e with k's and j's places among the chosen: through the score of each chosen j. */
+/* d prob_k / d logit_e through the score of each chosen j; k and j are indices of choices. */
 static double derivative(const struct route_case *c, const double *scores, double sum, const int32_t *ids,
                          int64_t k, int64_t e)
 {
@@ -265,7 +265,7 @@ static void expect_gradient_row(const struct route_case *c, double *dlogits, con
     }
 }
 
-/* Goal: the gradient in f32, which all backends have, is that of the definition. */
+/* Goal: the gradient in f32, which all backends support, equals the definition. */
 static void test_moe_route_gradient_all_cases_equal_reference(void **state)
 {
     struct kt *kt = *state;
@@ -290,7 +290,7 @@ static void test_moe_route_gradient_all_cases_equal_reference(void **state)
     }
 }
 
-/* Goal: rows are sorted by expert and token, whatever the number of choices around the blocks of a GPU. */
+/* Goal: rows are sorted by expert and token, for numbers of choices around the block sizes of a GPU. */
 static void test_moe_sort_equals_reference(void **state)
 {
     static const struct {
@@ -306,7 +306,7 @@ static void test_moe_sort_equals_reference(void **state)
                                         .tokens = kt_zeros_1d(kt, RK_DTYPE_I32, num_choices),
                                         .places = kt_zeros_2d(kt, RK_DTYPE_I32, tokens, top_k)};
 
-        for (int64_t t = 0; t < tokens; t++) { /* distinct, uneven, now and then none */
+        for (int64_t t = 0; t < tokens; t++) { /* distinct, uneven, sometimes absent */
             for (int64_t k = 0; k < top_k; k++)
                 ids[t * top_k + k] = t % 11 == 3 && k == 0 ? -1 : (int32_t)((t * t / 3 + k) % experts);
         }
@@ -333,7 +333,7 @@ static void test_moe_sort_equals_reference(void **state)
     }
 }
 
-/* Goal: what comes back to a token is the sum of its experts' rows, in ascending experts, of whatever dtype.
+/* Goal: a token gets the sum of its experts' rows, in ascending experts, for every dtype.
  */
 static void test_moe_combine_equals_reference(void **state)
 {

@@ -1,6 +1,6 @@
-/* Goal: the paged cache holds what was written, and attention over it gives every query the bits that
- * attention over the packed sequence gives it, however the sequence was cut into calls and blocks. (The
- * packed operator is checked against the definition in cases_attention.c.) */
+/* Goal: the paged cache has the written values, and attention over it is bit-identical to attention over the
+ * packed sequence for every query, for every split of the sequence into calls and blocks. (The packed
+ * operator is checked against the definition in cases_attention.c.) */
 #include "tests/kernels/kernel_test.h"
 
 #include <stdlib.h>
@@ -15,7 +15,7 @@ struct paged_case {
     int32_t lengths[NUM_SEQS];    /* of the sequences */
     int32_t new_tokens[NUM_SEQS]; /* the last ones, queried in the call */
     int32_t block_size, num_heads, num_kv_heads, head_dim, window;
-    int32_t v_head_dim; /* 0: head_dim; < 0: so many columns of the keys, there is no v_cache */
+    int32_t v_head_dim; /* 0: head_dim; < 0: that many columns of the keys, without v_cache */
 };
 
 static const struct paged_case cases[] = {
@@ -48,10 +48,10 @@ struct paged_data {
     rk_tensor_t slots; /* of every packed token */
     struct rk_kv_write_args write;
     struct rk_attn_paged_args paged;
-    rk_tensor_t query_rows; /* rows of q that the paged call asks for */
+    rk_tensor_t query_rows; /* rows of q in the paged call */
 };
 
-/* Hands out blocks from the last to the first, so that a sequence's blocks are neither contiguous nor
+/* Assigns blocks from the last to the first, so that a sequence's blocks are neither contiguous nor
  * ascending. */
 static void lay_out(const struct paged_case *c, struct paged_data *data, int32_t num_blocks, int32_t *slots)
 {
@@ -149,7 +149,7 @@ static struct paged_data make_data(struct kt *kt, const struct paged_case *c, rk
     return data;
 }
 
-/* Rows of packed attention that the paged call should give. */
+/* The expected results of the paged call: rows of packed attention. */
 static rk_tensor_t packed_rows(struct kt *kt, const struct paged_case *c, const struct paged_data *data)
 {
     struct rk_attn_varlen_args args = {
@@ -183,7 +183,7 @@ static void test_attn_paged_all_cases_have_bits_of_packed(void **state)
             data = make_data(kt, &cases[i], kt_dtypes[d]);
             assert_ok(rk_attn_paged(kt->stream, &data.paged));
             kt_expect_same_bits(kt, cases[i].label, data.paged.out, packed_rows(kt, &cases[i], &data));
-            assert_ok(rk_stream_sync(kt->stream)); /* so that the past is settled */
+            assert_ok(rk_stream_sync(kt->stream)); /* required for past_is_settled */
             data.paged.past_is_settled = true;
             data.paged.out = kt_zeros_3d(kt, data.q.dtype, data.query_rows.shape[0], cases[i].num_heads,
                                          v_dim_of(&cases[i]));
@@ -193,7 +193,7 @@ static void test_attn_paged_all_cases_have_bits_of_packed(void **state)
     }
 }
 
-/* Goal: blocks that a window has left behind are not needed. Method: they are removed from the table. */
+/* Goal: blocks before the window are not needed. Method: they are removed from the table. */
 static void test_attn_paged_window_without_old_blocks_has_same_bits(void **state)
 {
     static const struct paged_case c = {"window", {40, 21, 3}, {3, 1, 1}, 4, 2, 1, 8, 6, 0};
@@ -201,13 +201,13 @@ static void test_attn_paged_window_without_old_blocks_has_same_bits(void **state
     struct paged_data data = make_data(kt, &c, RK_DTYPE_F32);
 
     for (int32_t b = 0; b < 8; b++)
-        data.blocks[0][b] = -1; /* positions 0 to 31; the first query, at 37, sees 32 and later */
+        data.blocks[0][b] = -1; /* positions 0 to 31; the first query, at 37, attends to 32 and later */
     data.paged.block_table = rk_tensor_2d(kt_ints(kt, data.blocks[0], NUM_SEQS * MAX_BLOCKS).data,
                                           RK_DTYPE_I32, NUM_SEQS, MAX_BLOCKS);
     assert_ok(rk_attn_paged(kt->stream, &data.paged));
     kt_expect_same_bits(kt, c.label, data.paged.out, packed_rows(kt, &c, &data));
     if (!kt_is_cpu(kt))
-        return; /* only there a block that is needed and missing is noticed */
+        return; /* only the CPU backend detects a missing block */
     data.blocks[0][8] = -1;
     data.paged.block_table = rk_tensor_2d(kt_ints(kt, data.blocks[0], NUM_SEQS * MAX_BLOCKS).data,
                                           RK_DTYPE_I32, NUM_SEQS, MAX_BLOCKS);
@@ -215,7 +215,7 @@ static void test_attn_paged_window_without_old_blocks_has_same_bits(void **state
                  "attn_paged: block_table[0]=-1");
 }
 
-/* Goal: a token with slot -1 leaves the cache alone, and others land where they belong. */
+/* Goal: a token with slot -1 is not written, and others are written to their slots. */
 static void test_kv_write_negative_slot_writes_nothing(void **state)
 {
     static const int32_t slots[] = {-1, 5};
@@ -253,8 +253,8 @@ static void test_kv_write_slot_outside_cache_fails(void **state)
     }
 }
 
-/* Goal: rotating and writing in one operator has the bits of rope on q and on k followed by kv_write, for
- * heads whose halves are whole packs and for others, and for a token without a slot. */
+/* Goal: rope_kv_write is bit-identical to rope on q and on k followed by kv_write, for heads whose halves are
+ * whole packs and for others, and for a token without a slot. */
 static void test_rope_kv_write_has_bits_of_its_parts(void **state)
 {
     enum { T = 5, MAX_POSITION = 50 };
@@ -310,7 +310,7 @@ static void test_rope_kv_write_has_bits_of_its_parts(void **state)
     }
 }
 
-/* Goal: a cache of one tensor holds what was written, as does one whose values have a width of their own. */
+/* Goal: a cache of one tensor has the written values, and so has one with a different width of values. */
 static void test_kv_write_other_shapes_hold_what_was_written(void **state)
 {
     static const int32_t slots[] = {5, -1, 2};
@@ -344,7 +344,7 @@ static void test_kv_write_other_shapes_hold_what_was_written(void **state)
     }
 }
 
-/* Goal: lengths and bounds that do not fit the call are refused, not followed. */
+/* Goal: lengths and bounds that do not fit the call are rejected. */
 static void test_attn_paged_bad_lengths_fail(void **state)
 {
     static const struct {

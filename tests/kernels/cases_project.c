@@ -1,6 +1,6 @@
 /* Goal: a narrow linear layer, forward and backward, equals its sums in f64 for every dtype and shape, on
- * parts of wider rows; its gradients are the differences of a loss; a row has the same bits whatever other
- * rows and columns are in the call; gradients are repeatable. */
+ * parts of wider rows; its gradients equal finite differences of a loss; a row does not depend on other rows
+ * and columns of the call; gradients are reproducible. */
 #include "tests/kernels/kernel_test.h"
 
 #include <math.h>
@@ -17,7 +17,7 @@ static const struct shape_case shapes[] = {
     {"many rows", 3000, 40, 1},
 };
 
-/* The middle of rows that are wider at both ends. */
+/* The middle of rows that are wider on both sides. */
 static rk_tensor_t random_rows(struct kt *kt, rk_dtype_t dtype, int64_t rows, int64_t cols, double deviation)
 {
     return rk_tensor_cols(kt_randomize(kt, kt_zeros_2d(kt, dtype, rows, cols + 16), deviation), 8, cols);
@@ -127,7 +127,7 @@ static void test_project_bwd_equals_reference(void **state)
     for_all_shapes(*state, run_bwd);
 }
 
-/* What stands in a gradient that is overwritten is not read. */
+/* Old contents of an overwritten gradient are not read. */
 static void test_project_bwd_overwrites_nan(void **state)
 {
     static const double nan_of[2] = {NAN, NAN}, expected[2] = {0.5, -1.0}, x[2] = {1.0, -2.0}, half = 0.5;
@@ -198,7 +198,7 @@ static void test_project_bwd_is_repeatable(void **state)
     }
 }
 
-/* Rows one at a time, and columns one at a time, against all at once. */
+/* Compares rows one at a time, and columns one at a time, with all at once. */
 static void test_project_other_rows_and_columns_have_no_effect(void **state)
 {
     static const struct shape_case c = {"alone", 37, 600, 5};

@@ -1,5 +1,5 @@
-/* Goal: the sampler draws the published tokens for a known row, its filters keep exactly what their
- * definitions say, and what it reports is the log-probability of the distribution it drew from. */
+/* Goal: the sampler draws the published tokens for a known row, its filters keep exactly the tokens of their
+ * definitions, and it returns the log-probability under the sampled distribution. */
 #include "tests/kernels/kernel_test.h"
 
 #include <math.h>
@@ -18,7 +18,8 @@ struct samples {
     const double *log_probs;
 };
 
-/* One row of F32 a parameter set, all with the same logits of `count` columns, the first vocab_size valid. */
+/* One row of F32 per parameter set, all with the same logits of `count` columns, the first vocab_size
+ * valid. */
 static struct rk_sample_args make_args(struct kt *kt, const double *logits, int64_t count, int64_t vocab_size,
                                        const struct rk_sample_params *params, int64_t num_rows)
 {
@@ -105,7 +106,7 @@ static void test_sample_many_positions_match_published_frequencies(void **state)
         assert_below("frequency", fabs(frequency[v] - expected[v]), RK_TOL_FREQUENCY);
 }
 
-/* What a filter keeps shows in the tokens that ever come and in their probabilities. */
+/* The kept tokens are determined from the sampled tokens and their probabilities. */
 struct filter_case {
     const char *label;
     double probabilities[5];
@@ -174,7 +175,7 @@ static int compare_descending(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-/* How many of the sorted logits top-k and top-p keep. */
+/* Number of sorted logits that top-k and top-p keep. */
 static int64_t count_kept(const double *sorted, int64_t count, int32_t top_k, double top_p)
 {
     double sum = 0.0, tail = 0.0;
@@ -196,7 +197,7 @@ struct large_filter {
     const char *label;
     int32_t top_k;
     float top_p;
-    double step; /* logits are multiples of it */
+    double step; /* logits are multiples of this */
     int32_t count;
 };
 
@@ -239,9 +240,9 @@ static void check_large_filter(struct kt *kt, const struct large_filter *filter,
     }
 }
 
-/* Goal: over a vocabulary that no block or warp holds at once, what comes is what the filters keep, with the
- * probability that it has among that. In F32 the logits are distinct but for the rows of ties; in
- * BF16 there are a dozen of each, and the border of top-p falls among equal ones. */
+/* Goal: with a vocabulary larger than a block or warp holds at once, sampled tokens are those that the
+ * filters keep, with their renormalized probabilities. In F32 the logits are distinct except in the rows of
+ * ties; in BF16 there are a dozen of each value, and the threshold of top-p is among equal ones. */
 static void test_sample_filters_large_vocabulary(void **state)
 {
     static const struct large_filter filters[] = {
@@ -261,8 +262,8 @@ static void test_sample_filters_large_vocabulary(void **state)
     }
 }
 
-/* Goal: temperature 0 takes the largest logit, the smallest id of equal ones, and reports the unscaled
- * log-prob; filters and noise play no part. */
+/* Goal: temperature 0 takes the largest logit, the smallest id of equal ones, and returns the unscaled
+ * log-prob; filters and noise have no effect. */
 static void test_sample_greedy_takes_first_largest(void **state)
 {
     static const double logits[4] = {1.0, 2.0, 2.0, 0.0};
@@ -285,7 +286,7 @@ static void test_sample_greedy_takes_first_largest(void **state)
     }
 }
 
-/* Goal: columns from vocab_size on are never drawn and carry no mass. */
+/* Goal: columns from vocab_size on are never sampled and have no probability. */
 static void test_sample_padding_has_no_mass(void **state)
 {
     static const double logits[4] = {1.0, 1.0, 100.0, NAN};
@@ -304,7 +305,7 @@ static void test_sample_padding_has_no_mass(void **state)
     }
 }
 
-/* Goal: a row without a distribution gives a token inside the vocabulary and a NaN. */
+/* Goal: a row without a distribution gives a token in the vocabulary and NaN. */
 static void test_sample_broken_row_reports_nan(void **state)
 {
     static const double rows[][3] = {
@@ -353,8 +354,8 @@ static void check_log_prob_bits(struct kt *kt, int64_t columns, float temperatur
     kt_expect_same_bits(kt, "log-prob", args.log_probs, merge.log_probs);
 }
 
-/* Goal: the log-prob of an unfiltered sample has the bits of the training path for the same logits, also
- * where a GPU's sampler cuts the row; at 0.05 some logits are beyond what is summed the short way. */
+/* Goal: the log-prob of an unfiltered sample is bit-identical to vocab_stats for the same logits, also if a
+ * GPU's sampler splits the row; at temperature 0.05 some logits are outside of the range of the fast path. */
 static void test_sample_log_prob_has_bits_of_vocab_stats(void **state)
 {
     static const float temperatures[] = {1.0f, 0.7f, 1.3f, 0.05f};
@@ -390,7 +391,7 @@ static void test_sample_bad_params_fail(void **state)
     }
 }
 
-/* Goal: tokens that have a source take the sampled one, others stay. */
+/* Goal: tokens with a source get the sampled token, others are unchanged. */
 static void test_next_tokens_takes_what_was_sampled(void **state)
 {
     static const int32_t tokens[] = {5, 6, 7, 8, 9}, source[] = {2, -1, 0, 2, -1}, sampled[] = {70, 71, 72};

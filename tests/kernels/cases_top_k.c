@@ -1,6 +1,6 @@
-/* Goal: the largest logits of a row are those that sorting finds, ties by id, also over parts of the
- * vocabulary; log-probs at several ids a row equal log-softmax over the whole vocabulary, and their gradient
- * its formula. */
+/* Goal: the largest logits of a row equal those found by sorting, ties by id, also over parts of the
+ * vocabulary; log-probs at several ids per row equal log-softmax over the whole vocabulary, and their
+ * gradient its formula. */
 #include "tests/kernels/kernel_test.h"
 
 #include <math.h>
@@ -13,7 +13,7 @@ struct top_case {
     const char *label;
     int64_t num_rows, k;
     int64_t columns, num_valid[MAX_PARTS]; /* of each part */
-    int num_values;                        /* logits take so many: ties */
+    int num_values;                        /* number of distinct logits: ties */
 };
 
 static const struct top_case top_cases[] = {
@@ -43,7 +43,7 @@ static int compare_pairs(const void *a, const void *b)
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
-/* Logits of one part: integers and so, where they are few, equal; some are -inf, and NaN behind num_valid. */
+/* Logits of one part: integers, which repeat if num_values is small; some are -inf; NaN from num_valid on. */
 static rk_tensor_t top_logits(struct kt *kt, const struct top_case *c, rk_dtype_t dtype, int64_t num_valid)
 {
     rk_tensor_t t = kt_zeros_2d(kt, dtype, c->num_rows, c->columns);
@@ -143,7 +143,7 @@ struct gather_data {
     int64_t begin[MAX_PARTS], vocab_size;
 };
 
-/* The forward pass over two parts of the vocabulary. Every fifth id is none; ids of a row may be equal. */
+/* The forward pass over two parts of the vocabulary. Every fifth id is absent; ids of a row may be equal. */
 static struct gather_data gather(struct kt *kt, const struct gather_case *c, rk_dtype_t dtype)
 {
     rk_dtype_t stat = kt_stat_dtype(dtype);
@@ -251,7 +251,7 @@ struct upstream {
     const double *values[3], *g;
 };
 
-/* Where there is no id, NaN, which must not be read. */
+/* NaN at absent ids, which must not be read. */
 static struct upstream make_upstream(struct kt *kt, const struct gather_case *c, const int32_t *ids,
                                      rk_dtype_t stat)
 {
@@ -337,7 +337,7 @@ static void run_gather_bwd(struct kt *kt, const struct gather_case *c, rk_dtype_
     }
     for (int i = 0; i < MAX_PARTS; i++) {
         assert_ok(rk_vocab_stats_bwd(kt->stream, &(struct rk_vocab_stats_bwd_args){
-                                                     .dlogits = data.logits[i], /* allowed to alias */
+                                                     .dlogits = data.logits[i], /* may alias */
                                                      .logits = data.logits[i],
                                                      .stats = data.stats,
                                                      .squares = data.squares,
@@ -378,8 +378,8 @@ static void test_vocab_stats_bwd_gathered_all_cases_equal_formula(void **state)
     for_all_gather_cases(*state, run_gather_bwd);
 }
 
-/* Goal: where a student is near its teacher the gradient p_k - p_k sum of p is far smaller than its terms,
- * and is still right to the rounding of its own type. */
+/* Goal: if a student is close to its teacher, the gradient p_k - p_k sum of p is much smaller than its terms,
+ * and must still be right to the rounding of its dtype. */
 static void test_vocab_stats_bwd_gathered_cancels_without_loss(void **state)
 {
     enum { COLUMNS = 16 };
@@ -433,7 +433,7 @@ static void test_vocab_stats_bwd_gathered_cancels_without_loss(void **state)
         assert_below("error of a difference", fabs(kt_read(kt, t)[ids[k]] / expected[ids[k]] - 1), 5e-3);
 }
 
-/* Goal: a row has the same bits whatever other rows are in the call. */
+/* Goal: a row does not depend on the other rows of the call. */
 static void test_gathered_other_rows_have_no_effect(void **state)
 {
     static const struct gather_case c = {"alone", 6, 40, 300, {300, 211}, 3.0, 0.7f};

@@ -34,7 +34,7 @@ struct vocab_data {
     struct rk_vocab_stats_merge_args merge;
 };
 
-/* Runs the forward pass. Padded columns hold large numbers, so that reading them shows. */
+/* Runs the forward pass. Padded columns have large numbers, so that reading them is detected. */
 static struct vocab_data forward(struct kt *kt, const struct vocab_case *c, rk_dtype_t dtype)
 {
     rk_dtype_t stat = kt_stat_dtype(dtype);
@@ -132,10 +132,10 @@ static void run_forward(struct kt *kt, const struct vocab_case *c, rk_dtype_t dt
     kt_expect_close(kt, c->label, data.merge.sum_pi_squared, sum_pi_squared);
 }
 
-/* Which gradients flow in beside that of the log-prob. */
+/* Upstream gradients in addition to that of the log-prob. */
 enum { UP_ENTROPY = 1, UP_SQUARES = 2, UP_END = 4 };
 
-/* The gradient of one row by its own z, from its log-softmax. dH/dz_j = -p_j (log p_j + H), and that of
+/* The gradient of one row with respect to z, from its log-softmax. dH/dz_j = -p_j (log p_j + H), and that of
  * sum_k p_k^2 is 2 p_j (p_j - sum_k p_k^2). */
 static void row_gradient(double *dz, const double *row, int64_t size, int32_t label, const double up[3])
 {
@@ -185,7 +185,7 @@ static void run_backward(struct kt *kt, const struct vocab_case *c, rk_dtype_t d
         }
         assert_ok(
             rk_vocab_stats_bwd(kt->stream, &(struct rk_vocab_stats_bwd_args){
-                                               .dlogits = data.logits[i], /* allowed to alias */
+                                               .dlogits = data.logits[i], /* may alias */
                                                .logits = data.logits[i],
                                                .stats = data.merge.stats,
                                                .dlog_probs = up[0],
@@ -223,7 +223,7 @@ static void test_vocab_stats_bwd_all_cases_equal_formula(void **state)
     }
 }
 
-/* Goal: logits of -inf inside the vocabulary have probability 0 and no effect; nothing turns to NaN. */
+/* Goal: logits of -inf inside the vocabulary have probability 0 and no effect, and give no NaN. */
 static void test_vocab_stats_minus_infinity_is_excluded(void **state)
 {
     static const double logits[4] = {-INFINITY, 1.0, -INFINITY, 3.0}, one[1] = {1.0};
@@ -270,7 +270,7 @@ static void test_vocab_stats_minus_infinity_is_excluded(void **state)
     kt_expect_close(kt, "-inf", bwd.dlogits, dlogits);
 }
 
-/* Goal: what is wanted beside them leaves the statistics and the gradient as they are, bit for bit. */
+/* Goal: requesting the squares changes neither the other statistics nor the gradient, bit for bit. */
 static void test_vocab_stats_squares_change_nothing_else(void **state)
 {
     enum { NUM_TOKENS = 20, COLUMNS = 700 };
@@ -371,7 +371,7 @@ static void test_vocab_stats_bwd_sum_pi_squared_gradient_matches(void **state)
     kt_expect_gradient(kt, "dlogits", loss.logits, dlogits, squares_loss, &loss);
 }
 
-/* Goal: a log-prob has the same f32 bits however many ranks share the vocabulary. */
+/* Goal: a log-prob has the same f32 bits for every split of the vocabulary over ranks. */
 static void test_vocab_stats_log_prob_split_has_no_effect(void **state)
 {
     enum { NUM_TOKENS = 200, COLUMNS = 1000, SPLIT = 424 };
@@ -405,7 +405,7 @@ static void test_vocab_stats_log_prob_split_has_no_effect(void **state)
     kt_expect_same_bits(kt, "two parts", log_probs[1], log_probs[0]);
 }
 
-/* Goal: the statistics of an empty part are those that the merge skips. */
+/* Goal: the merge ignores the statistics of an empty part. */
 static void test_vocab_stats_empty_part_is_neutral(void **state)
 {
     static const int32_t label = 2;

@@ -1,5 +1,5 @@
-/* Goal: the backward pass of attention is the derivative of the forward one. Method: differences of a fixed
- * random projection of the output, in f64, by every element of q, k and v. */
+/* Goal: the backward pass of attention is the derivative of the forward one. Method: finite differences of a
+ * fixed random projection of the output, in f64, with respect to every element of q, k and v. */
 #include "tests/kernels/kernel_test.h"
 
 struct attn_case {

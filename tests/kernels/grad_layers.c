@@ -1,8 +1,9 @@
-/* Goal: the backward operators of the layers are the derivatives of the forward ones. Method: differences of
- * a fixed random projection of the output, in f64, by every element of every input. */
+/* Goal: the backward operators of the layers are the derivatives of the forward ones. Method: finite
+ * differences of a fixed random projection of the output, in f64, with respect to every element of every
+ * input. */
 #include "tests/kernels/kernel_test.h"
 
-/* A loss needs the arguments of the forward operator and the projection. */
+/* Arguments of a loss: those of the forward operator, and the projection. */
 struct gemm_loss {
     struct rk_gemm_args args;
     rk_tensor_t weight;
@@ -26,7 +27,7 @@ static double gemm_loss(struct kt *kt, void *user)
     return kt_project(kt, loss->args.c, loss->weight);
 }
 
-/* The products of a linear layer Y = X W^T + b, as the headers name them, and the sum for its bias. */
+/* The GEMMs of a linear layer Y = X W^T + b, as in the header, and the sum for its bias. */
 static void test_gemm_linear_layer_gradients_match(void **state)
 {
     struct kt *kt = *state;
@@ -74,7 +75,7 @@ static double embed_loss(struct kt *kt, void *user)
 
 static void test_embed_bwd_gradient_matches(void **state)
 {
-    static const int32_t tokens[] = {3, 9, 3, 5, 2, 4, 3}; /* repeated, and outside on both sides */
+    static const int32_t tokens[] = {3, 9, 3, 5, 2, 4, 3}; /* repeated, and out of range on both sides */
     struct kt *kt = *state;
     struct embed_loss loss = {
         .args = {.out = kt_zeros_2d(kt, RK_DTYPE_F64, 7, 4),
@@ -94,7 +95,7 @@ static void test_embed_bwd_gradient_matches(void **state)
 
 struct norm_loss {
     struct rk_rmsnorm_fwd_args args;
-    rk_tensor_t weight, sum_weight; /* of y, and of s where it goes on as the residual stream */
+    rk_tensor_t weight, sum_weight; /* of y, and of s, which continues as the residual stream */
 };
 
 static double norm_loss(struct kt *kt, void *user)
@@ -188,7 +189,7 @@ static void test_swiglu_bwd_gradients_match(void **state)
     expect_swiglu_gradients(*state, true);
 }
 
-/* The rotation is in place, so the loss works on a copy. */
+/* RoPE is in place, so the loss works on a copy. */
 struct rope_loss {
     struct rk_rope_args args;
     rk_tensor_t input, weight;
@@ -203,7 +204,7 @@ static double rope_loss(struct kt *kt, void *user)
     return kt_project(kt, loss->args.x, loss->weight);
 }
 
-/* cos and sin are any numbers here: the backward pass is the transposed map whatever they are. */
+/* cos and sin are arbitrary numbers here: the backward pass is the transposed map for all values. */
 static void check_rope_gradient(struct kt *kt, bool is_interleaved)
 {
     static const int32_t positions[] = {0, 3, 1, 7};

@@ -1,6 +1,6 @@
-/* Goal: the operators compose: the gradient of log-probs and entropy by every parameter of a one-layer
- * transformer, with fused projections, grouped heads, packed sequences and a vocabulary in two parts, matches
- * differences in f64. */
+/* Goal: operators can be composed: the gradient of log-probs and entropy with respect to every parameter of a
+ * one-layer transformer, with fused projections, grouped heads, packed sequences and a vocabulary in two
+ * parts, matches differences in f64. */
 #include "tests/kernels/kernel_test.h"
 
 #define HIDDEN       6

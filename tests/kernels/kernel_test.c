@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ThreadSanitizer does not know the barriers of the OpenMP runtime. */
+/* ThreadSanitizer does not recognize the barriers of the OpenMP runtime. */
 #ifdef __SANITIZE_THREAD__
 #define MAX_THREADS 1
 #else
@@ -106,7 +106,7 @@ rk_tensor_t kt_zeros_4d(struct kt *kt, rk_dtype_t dtype, int64_t dim0, int64_t d
     return with_memory(kt, rk_tensor_4d(NULL, dtype, dim0, dim1, dim2, dim3));
 }
 
-/* From the first row to the last one, gaps included. */
+/* Bytes from the first row to the last one, including gaps. */
 static size_t span_bytes(rk_tensor_t t)
 {
     if (t.shape[0] == 0)
@@ -123,7 +123,7 @@ static void copy_span(struct kt *kt, rk_tensor_t t, void *span, rk_copy_kind_t k
     assert_ok(rk_stream_sync(kt->stream));
 }
 
-/* Rows of a span to or from packed ones. */
+/* Copies rows of a span to or from packed rows. */
 static void move_rows(rk_tensor_t t, char *span, char *packed, bool packs)
 {
     size_t row_bytes = (size_t)rk_tensor_row_elements(t) * rk_dtype_bytes(t.dtype);
@@ -136,8 +136,8 @@ static void move_rows(rk_tensor_t t, char *span, char *packed, bool packs)
     }
 }
 
-/* One copy, not one a row, which would take most of the time under tools that look at every call. What lies
- * in the gaps is written back as it was. */
+/* One copy, not one per row, which would be slow under tools that check every call. The gaps are written back
+ * unchanged. */
 void kt_write(struct kt *kt, rk_tensor_t t, const double *values)
 {
     char *packed = rk_malloc(rk_tensor_bytes(t)), *span = rk_malloc(span_bytes(t));
@@ -226,8 +226,8 @@ static double rounding_of(rk_dtype_t dtype)
     }
 }
 
-/* What an element may be off by: `rounding` of its value or of `floor`, and `absolute` of its value or of
- * `term`, the size of the terms that the results here are sums of. */
+/* Tolerance of an element: `rounding` relative to its value or `floor`, plus `absolute` relative to its value
+ * or `term`, the size of the summed terms. */
 struct bound {
     double rounding, floor, absolute, term;
 };
@@ -242,7 +242,7 @@ static struct bound bound_of(const struct kt *kt, rk_dtype_t dtype)
     };
 }
 
-/* The largest error in units of its bound. */
+/* The maximum error in units of its bound. */
 static double worst_error(const double *actual, const double *expected, int64_t count, struct bound bound)
 {
     double worst = 0.0;
@@ -330,7 +330,7 @@ double kt_project(struct kt *kt, rk_tensor_t t, rk_tensor_t weight)
     return sum;
 }
 
-/* Five-point stencil: the error is of order h^4, so h may be large and cancellation small. */
+/* Five-point stencil: the error is of order h^4, so h can be large, which limits cancellation. */
 static double difference(struct kt *kt, rk_tensor_t input, double *values, int64_t i,
                          double (*loss)(struct kt *kt, void *user), void *user)
 {
@@ -365,7 +365,7 @@ void kt_expect_gradient(struct kt *kt, const char *label, rk_tensor_t input, rk_
 
         worst = error > worst ? error : worst;
         largest = fabs(analytic[i]) > largest ? fabs(analytic[i]) : largest;
-        while (kt->num_host > num_host) /* what the loss read back */
+        while (kt->num_host > num_host) /* arrays that the loss has read back */
             rk_free(kt->host_memory[--kt->num_host]);
     }
     assert_true(largest > 0.0);

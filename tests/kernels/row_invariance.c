@@ -1,6 +1,6 @@
-/* Goal: a row has the same bits whatever other rows are in the call. Method: every row-wise operator runs
- * over all rows, then over each row, or each sequence, alone. (Strict GEMM: cases_gemm.c; paged attention:
- * cases_paged.c.) */
+/* Goal: a row does not depend on the other rows of the call, bit for bit. Method: every row-wise operator
+ * runs over all rows, then over each row, or each sequence, alone. (Strict GEMM: cases_gemm.c; paged
+ * attention: cases_paged.c.) */
 #include "tests/kernels/kernel_test.h"
 
 #define ROWS 9
@@ -13,7 +13,7 @@ static rk_tensor_t random_2d(struct kt *kt, rk_dtype_t dtype, int64_t rows, int6
     return kt_randomize(kt, kt_zeros_2d(kt, dtype, rows, cols), 1.0);
 }
 
-/* The tensors that one operator takes, row by row. */
+/* The tensors of one operator, row by row. */
 struct rows {
     rk_tensor_t in[4], weight, labels, out[2], stat;
     rk_tensor_t cos, sin;
@@ -91,7 +91,7 @@ static struct rk_status *run_weighted_swiglu(struct kt *kt, const struct rows *r
                                                 rk_tensor_2d(dprobs.data, RK_DTYPE_F32, num_rows, 1)});
 }
 
-/* COLS columns are one head of COLS - 1, rotated in place in a copy. */
+/* COLS columns are one head of COLS - 1; RoPE is in place in a copy. */
 static struct rk_status *run_rope(struct kt *kt, const struct rows *r)
 {
     rk_tensor_t x = rk_tensor_cols(r->out[0], 0, COLS - 1);
@@ -212,7 +212,7 @@ static struct rk_attn_varlen_bwd_args make_attention(struct kt *kt, rk_dtype_t d
     };
 }
 
-/* Tokens begin.. of every tensor, as a sequence of its own with outputs of its own. */
+/* Tokens begin.. of every tensor, as a separate sequence with its own outputs. */
 static struct rk_attn_varlen_bwd_args one_sequence(struct kt *kt, const struct rk_attn_varlen_bwd_args *all,
                                                    int32_t begin, int32_t count)
 {
@@ -259,7 +259,7 @@ static void test_attn_varlen_sequence_alone_has_same_bits(void **state)
 #define SPLIT_TOKENS 700
 #define NUM_PARTS    8
 
-/* Where the queries of a sequence are cut: at block bounds, beside them, and twice at one place. */
+/* Where the queries of a sequence are split: at block bounds, next to them, and twice at one position. */
 static const int32_t part_bounds[NUM_PARTS + 1] = {0, 1, 130, 130, 384, 387, 513, 699, SPLIT_TOKENS};
 
 static struct rk_attn_varlen_args make_split(struct kt *kt, rk_dtype_t dtype, int32_t head_dim)
@@ -276,7 +276,7 @@ static struct rk_attn_varlen_args make_split(struct kt *kt, rk_dtype_t dtype, in
     };
 }
 
-/* Goal: a query has the same bits whatever other queries of its sequence are in its segment. */
+/* Goal: a query does not depend on the other queries in its segment, bit for bit. */
 static void test_attn_varlen_queries_split_have_same_bits(void **state)
 {
     static const int32_t head_dims[] = {12, 64, 96, 128}, zeros[NUM_PARTS] = {0};

@@ -1,5 +1,5 @@
 /* Goal: results do not depend on the number of threads. Method: every operator with one thread and with four,
- * on shapes that keep them busy at the same time, gives the same bits. */
+ * on shapes with work for all threads, is bit-identical. */
 #include "tests/kernels/kernel_test.h"
 
 #include <string.h>
@@ -23,7 +23,7 @@ static rk_tensor_t heads_of(rk_tensor_t t)
     return rk_tensor_split_cols(t, HEADS, COLS / HEADS);
 }
 
-/* Each runs one operator on data that depends on the seed only and returns its outputs in out[]. */
+/* Each function runs one operator on data that depends only on the seed and returns its outputs in out[]. */
 static struct rk_status *run_rmsnorm(struct kt *kt, rk_tensor_t out[4])
 {
     struct rk_rmsnorm_fwd_args fwd = {.y = zeros_2d(kt, ROWS, COLS),

@@ -38,7 +38,7 @@ TOKEN = {"gae": "compute_gae_advantage_return", "remax": "compute_remax_outcome_
          "optimal_token_baseline": "compute_optimal_token_baseline_advantage",
          "tir_optimal_token_baseline": "compute_multi_turn_optimal_token_baseline_advantage"}
 WHITENED = {"gdpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"}
-ALONE = {"gae", "remax", "reinforce_plus_plus"}  # rows are not compared
+ALONE = {"gae", "remax", "reinforce_plus_plus"}  # estimators that do not compare rows
 PROXIES = ["proxy1_signal_strength", "proxy2_total_power", "proxy3_pure_noise", "expected_a_squared", "expected_w"]
 GRAD_NORM = 0.5
 TO_GO = {"optimal_token_baseline", "tir_optimal_token_baseline"}
@@ -121,7 +121,7 @@ def make_cells(rng, mask):
     for i, row in enumerate(mask):
         marks = np.flatnonzero(row)
         kind = rng.random()
-        if kind < 0.6:  # an outcome, which may stand anywhere; often a tie
+        if kind < 0.6:  # an outcome reward, at any token; often a tie
             rewards[i, marks[-1] if len(marks) else rng.randrange(len(row))] = rng.choice([0, 0, 1, 1, -0.5, 2.125])
         elif kind < 0.9:
             rewards[i] = [rng.randint(-16, 16) / 16 for _ in row]

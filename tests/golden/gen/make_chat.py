@@ -155,7 +155,7 @@ def render(template, item):
             add_generation_prompt=item["add_generation_prompt"], **{**SPECIAL, **item.get("kwargs", {})})
         texts[0].encode()
         return texts[0]
-    except Exception:  # whatever a template raises
+    except Exception:  # templates may raise any exception
         return None
 
 

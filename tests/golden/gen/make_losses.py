@@ -56,7 +56,7 @@ def take(path, names, space):
     return types.SimpleNamespace(**{name: space[name] for name in names})
 
 
-# --- verl's surroundings, as far as its functions ask for them ---
+# --- the environment that verl's functions need ---
 class ActorConfig(types.SimpleNamespace):
     def get(self, key, default=None):
         return getattr(self, key, default)
@@ -97,7 +97,7 @@ def load_verl(root):
     return verl
 
 
-# --- the choice of clip_cov ---
+# --- the selection of clip_cov ---
 def philox4x32(counter, key):
     c, k = list(counter), list(key)
     for _ in range(10):
@@ -194,15 +194,15 @@ def make_case(rng, index):
     width = max(lengths) + rng.choice([0, 0, 1])
     mask = make_mask(rng, lengths, width)
     columns = make_columns(rng, mask.shape, num_rows > 1 and rng.random() < 0.3)
-    for column in columns.values():  # finite, so that verl's products with the mask survive
+    for column in columns.values():  # finite, so that verl's multiplications with the mask work
         column[~mask] = 0.25
     case = Case(lengths, mask, columns, make_config(rng, index, mask))
-    if mask.sum() == 2 or len(set(columns["advantages"][mask])) == 1:  # equal covariances: kl_cov may take any
+    if mask.sum() == 2 or len(set(columns["advantages"][mask])) == 1:  # equal covariances: kl_cov may select any of them
         case.config["kl_cov_ratio"] = 1.0
     return case
 
 
-# --- what verl gives ---
+# --- verl's results ---
 def actor_config(config):
     clip = {key: config[key] for key in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg")}
     policy = {key: config[key] for key in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio",
@@ -268,7 +268,7 @@ def sft_loss(verl, case):
 
 
 def distillation_loss(verl, case):
-    if not case.mask.any():  # verl takes the minimum of no token and fails
+    if not case.mask.any():  # verl takes the minimum over no tokens and fails
         return 0.0, np.zeros(sum(case.lengths)), {"abs_loss": 0.0, "loss_min": 0.0, "loss_max": 0.0}
     config = actor_config(case.config)
     settings = ActorConfig(loss_mode=KL_TYPES[case.config["kl_type"]], policy_loss_mode="vanilla",
@@ -368,7 +368,7 @@ def make_pairs(rng, dpo_loss):
             loss, grad = pair_loss(dpo_loss, name, beta, smoothing or (1e-3 if name == "exo_pair" else 0.0), sums,
                                    counts)
             outputs[name]["loss"].append(loss)
-            outputs[name]["grad"] += grad.T.reshape(-1).tolist()  # by sum, sides of a pair beside each other
+            outputs[name]["grad"] += grad.T.reshape(-1).tolist()  # by sum; the two sides of a pair are adjacent
     tensors = {"rows": np.int32(rows), "lengths": np.int32(lengths), "mask": np.uint8(masks),
                "config": np.float64(config)}
     tensors |= {name: np.float32(column) for name, column in columns.items()}

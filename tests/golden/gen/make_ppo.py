@@ -33,7 +33,7 @@ PROMPTS, SAMPLES, RESPONSE = 4, 2, 7  # of a step; responses to each; longest re
 MAX_STEPS = 3
 VOCAB = ["<pad>", "<eos>"] + list("0123456789,:")  # examples/digits/tokenizer.json
 PAD, EOS = 0, 1
-EDGE = 2e-4  # no ratio and no value is as near as that to a clip
+EDGE = 2e-4  # no ratio and no value is closer than this to a clip bound
 
 SIZES = QWEN2 | {"vocab_size": len(VOCAB), "bos_token_id": None, "eos_token_id": EOS, "pad_token_id": PAD,
                  "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -46,7 +46,7 @@ MODELS = {
     "reward": (Qwen2ForSequenceClassification, SIZES | HEAD | {"tie_word_embeddings": False}),
 }
 
-# --- what rankd is asked to do ---
+# --- the jobs for rankd ---
 JOB = {
     "data": {"train_files": ["prompts.jsonl"], "max_prompt_length": 8, "max_response_length": RESPONSE,
              "train_batch_size": PROMPTS, "shuffle": False},
@@ -81,9 +81,10 @@ def merged(base, changes):
 
 
 CASES = {
-    # The score of the reward model, and KL in the reward.
+    # The score of a reward model, and KL in the reward.
     "reward_model": JOB,
-    # Both rewards, both uses of the KL, an adaptive weight of it, a critic that begins alone, other means and batches.
+    # Both rewards, both uses of the KL with an adaptive weight, a critic warm-up, other means and
+    # batch sizes.
     "kl_loss": merged(JOB, {
         "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 1, "ppo_epochs": 1, "use_kl_loss": True,
                                         "entropy_coeff": 0.05, "loss_agg_mode": "seq-mean-token-mean"}},

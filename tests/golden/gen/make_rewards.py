@@ -230,7 +230,7 @@ def main():
             with contextlib.redirect_stdout(io.StringIO()):
                 expected = score(text, truth)
             truth = truth if name != "exact" else json.dumps({"target": truth}, ensure_ascii=False)
-            if truth and "\0" not in truth:  # prompts without ground truth, and with NUL in it, are refused
+            if truth and "\0" not in truth:  # rankd rejects prompts without ground truth, and with NUL in it
                 cases.append([text, truth, *expected])
         groups.append({"config": {"name": name, **config}, "cases": cases})
     meta = {"verl": arguments.commit, "python": platform.python_version(), "seed": SEED}

@@ -192,7 +192,7 @@ def make_good_case(make, rng, index, function, names):
     while True:
         try:
             return make(rng, index, function, names)
-        except ZeroDivisionError:  # all weights are 0: verl divides by their square mean
+        except ZeroDivisionError:  # all weights are 0: verl divides by their mean square
             continue
 
 

@@ -93,7 +93,7 @@ def verl_item(classes, tokenizer, row, ignore):
         item = dataset[0]
     except AssertionError:
         return "mismatch"
-    except Exception:  # whatever a template raises
+    except Exception:  # templates may raise any exception
         return "raises"
     return joined(item["input_ids"].tolist(), item["loss_mask"].tolist())
 

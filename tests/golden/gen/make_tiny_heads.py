@@ -67,7 +67,7 @@ def make(out, cls, config):
 
     model = model.double()
     rng = np.random.default_rng(SEED + 1)
-    sequences = [rng.integers(3, config["vocab_size"], n).tolist() for n in LENGTHS]  # no padding among them
+    sequences = [rng.integers(3, config["vocab_size"], n).tolist() for n in LENGTHS]  # without padding ids
     with torch.no_grad():
         stock = forward(model, sequences)
         model.model.rotary_emb = ExactRotary(

@@ -84,7 +84,7 @@ QWEN2_MOE = QWEN2 | {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qw
 MIXTRAL = MISTRAL | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "torch_dtype": "float32",
                      "num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": None,
                      "router_jitter_noise": 0.0}
-# Experts whose router is zero, and what follows from it: see above.
+# Experts whose router is zero: see above.
 ZERO_ROUTERS = {
     "qwen3_moe_tiny": [4], "qwen3_moe_tiny_tied": [1, 2], "qwen2_moe_tiny": [7, 8], "qwen2_moe_tiny_tied": [0],
     "mixtral_tiny": [1, 3], "mixtral_tiny_tied": [],
@@ -92,14 +92,14 @@ ZERO_ROUTERS = {
 HAS_TIES = {"qwen3_moe_tiny_tied", "mixtral_tiny"}
 HAS_UNUSED = {"qwen3_moe_tiny", "qwen2_moe_tiny"}
 VARIANTS = {
-    # The form of transformers 5, and of every size that tp = 4 replicates or pads.
+    # config.json of transformers 5; sizes that tp = 4 replicates or pads.
     "llama_tiny": LLAMA
     | {
         "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "tie_word_embeddings": False, "eos_token_id": 2, "dtype": "float32",
         "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
     },
-    # The form of transformers 4; heads that are wider together than hidden_size.
+    # config.json of transformers 4; total width of heads larger than hidden_size.
     "llama_tiny_tied": LLAMA
     | {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -108,19 +108,19 @@ VARIANTS = {
         "rope_scaling": {"type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                          "original_max_position_embeddings": 16},
     },
-    # The form of Qwen2.5.
+    # config.json of Qwen2.5.
     "qwen2_tiny": QWEN2
     | {
         "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": False, "use_sliding_window": False,
         "sliding_window": 128, "max_window_layers": 2,
     },
-    # The second layer sees a window; the first does not.
+    # The second layer has a sliding window; the first does not.
     "qwen2_tiny_tied": QWEN2
     | {
         "num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": True, "use_sliding_window": True,
         "sliding_window": 6, "max_window_layers": 1,
     },
-    # Heads that are wider together than hidden_size, as in Qwen3-0.6B.
+    # Total width of heads larger than hidden_size, as in Qwen3-0.6B.
     "qwen3_tiny": QWEN3
     | {
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": False,
@@ -132,7 +132,7 @@ VARIANTS = {
         "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True,
         "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1,
     },
-    # Every layer sees a window (v0.1).
+    # Every layer has a sliding window (v0.1).
     "mistral_tiny": MISTRAL
     | {
         "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": False, "sliding_window": 6,
@@ -321,7 +321,7 @@ def forward(model, batch):
     logits = [model(input_ids=torch.tensor([seq]), position_ids=torch.arange(len(seq))[None]).logits[0]
               for seq in batch["sequences"]]
     logits = torch.cat(logits)
-    logits = logits.float() if logits.dtype == torch.bfloat16 else logits  # as transformers does for its loss
+    logits = logits.float() if logits.dtype == torch.bfloat16 else logits  # as in transformers for its loss
     log_p = torch.log_softmax(logits / TEMPERATURE, dim=-1)
     labels = torch.tensor(batch["labels"])
     mask = labels >= 0
@@ -360,7 +360,7 @@ def train(model, config, batch, tensors):
         assert norms[-1] > OPTIM["clip_grad"], "clipping must act"
         optimizer.step()
         for name, p in model.named_parameters():
-            # fp32 is enough for the larger model: the smaller one tests the same code to 1e-10.
+            # fp32 is sufficient for the larger model: the smaller one tests the same code to 1e-10.
             kept = torch.float64 if model.config.tie_word_embeddings else torch.float32
             put(tensors, f"step{step}.", config, name, p.detach().to(kept))
     tensors["grad_norms"] = torch.cat(norms)

@@ -81,7 +81,8 @@ FRAGMENTS = {
                                 "<|im_end|>", "<|im_start|>user\n", "<|im_start", "<word>", "<strip>", "ＴＯＫＥＮ", "token",
                                 "<｜User｜>", "<start_of_turn>", "Caps Token", "<s", "s>"]},
     ],
-    # The code points of one more group: assigned since Unicode 8, so that all libraries know them alike.
+    # The code points of one more group: assigned since Unicode 8, so that all libraries classify
+    # them equally.
     "range_weight": 3,
     "ranges": [[0x20, 0x7e], [0x20, 0x7e], [0xa0, 0x17f], [0x370, 0x3ff], [0x400, 0x4ff], [0x5d0, 0x5ea], [0x620, 0x64a],
                [0x904, 0x939], [0xe01, 0xe2e], [0x1e00, 0x1eff], [0x2010, 0x2027], [0x2190, 0x21ff], [0x2500, 0x257f],

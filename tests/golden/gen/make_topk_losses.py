@@ -34,7 +34,7 @@ CONFIG = ["agg_mode", "num_tokens", "num_sequences", "scale", "has_is_weights", 
           "loss_max_clamp", "use_policy_gradient", "topk", "vocab_size", "beta", "log_prob_min_clamp",
           "renormalize_topk"]
 POLICY = ["clip_ratio_c", "tau_pos", "tau_neg", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio",
-          "ppo_kl_coef", "dro_beta"]  # of other losses: actor_config asks for them
+          "ppo_kl_coef", "dro_beta"]  # keys of other losses that actor_config requires
 LOSS_MODES = ["forward_kl_topk", "reverse_kl_topk", "jsd_topk"]
 METRICS = ["loss_min", "loss_max", "student_mass", "student_mass_min", "student_mass_max", "teacher_mass",
            "teacher_mass_min", "teacher_mass_max", "overlap_ratio", "overlap_token_advantage"]
@@ -80,7 +80,7 @@ def make_case(rng, index):
     count = sum(lengths)
     case = types.SimpleNamespace(lengths=lengths, mask=mask, config=config)
     case.logits = np.float32(logits)
-    case.teacher_log_probs = top.values.numpy()  # f64: of the whole vocabulary they sum to 1
+    case.teacher_log_probs = top.values.numpy()  # f64: over the whole vocabulary they sum to 1
     case.ids = np.int32(top.indices.numpy())
     case.labels = np.int32([rng.randrange(vocab_size) for _ in range(count)])
     case.old = np.float32([rng.gauss(-1.0, 0.7) for _ in range(count)])
@@ -88,7 +88,7 @@ def make_case(rng, index):
     return case
 
 
-# --- what is expected ---
+# --- expected results ---
 def padded(case, packed):
     """[tokens] to [rows, width]; differentiable."""
     rows, begin, width = [], 0, case.mask.shape[1]
@@ -105,7 +105,7 @@ def divergence(verl, mode, case, logits, teacher_log_probs, ids):
     student = torch.log_softmax(logits, dim=-1).gather(1, ids)
     parts = [student.clamp_min(low), teacher_log_probs.clamp_min(low)]
     if case.config["topk"] == case.config["vocab_size"] and low == -math.inf:
-        # TRL's softmax changes nothing: these are log-probs of the whole vocabulary.
+        # TRL's softmax has no effect: these are log-probs over the whole vocabulary.
         return verl.generalized_jsd(parts[0], parts[1], beta=beta, reduction="none").sum(-1)
     for i, log_probs in enumerate((student, teacher_log_probs)):
         rest = (1.0 - log_probs.exp().sum(-1, keepdim=True)).clamp_min(REST_MIN)
@@ -128,7 +128,7 @@ def topk_outputs(verl, case, logits, teacher_log_probs, ids):
 
 
 def evaluate(verl, mode, case):
-    if not case.mask.any():  # verl takes the minimum of no token and fails
+    if not case.mask.any():  # verl takes the minimum over no tokens and fails
         return 0.0, np.zeros_like(case.logits), dict.fromkeys(METRICS, 0.0)
     logits = torch.tensor(case.logits, dtype=torch.float64, requires_grad=True)
     ids, raw = torch.tensor(case.ids, dtype=torch.long), torch.tensor(case.teacher_log_probs, dtype=torch.float64)
