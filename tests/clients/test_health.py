@@ -123,7 +123,7 @@ class Listener(unittest.TestCase):
                             channel.unary_unary(path)(b"", metadata=metadata, timeout=TIMEOUT_S)
                         self.assertEqual(raised.exception.code(), grpc.StatusCode.UNIMPLEMENTED, path)
                 self.assertEqual(check(channel), SERVING)
-            with grpc.insecure_channel(daemon.address) as channel:  # to a caller that gets paths, a token is required
+            with grpc.insecure_channel(daemon.address) as channel:  # the main listener has these paths and requires a token
                 for path in paths:
                     with self.assertRaises(grpc.RpcError) as raised:
                         channel.unary_unary(path)(b"", timeout=TIMEOUT_S)

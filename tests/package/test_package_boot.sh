@@ -1,8 +1,8 @@
 #!/bin/sh
 # test_package_boot.sh DIR host|clean: goal: the package in DIR runs daemons under systemd as docs/systemd.md says, and leaves
-# nothing when it is purged. Method: check_service.sh in a root that boots systemd in namespaces: a copy-on-write view of
-# this machine (host), or a fresh Debian with nothing but what the package asks for (clean; needs debootstrap and a
-# mirror). Exits with 77 where that is not possible here.
+# nothing when it is purged. Method: check_service.sh in a root that boots systemd in namespaces: a
+# copy-on-write view of this machine (host), or a minimal Debian with only the package's
+# dependencies (clean; needs debootstrap and a mirror). Exits with 77 if that is not possible.
 set -eu
 dir=$1
 kind=$2
@@ -13,7 +13,7 @@ skip() {
     exit 77
 }
 [ "$(id -u)" -eq 0 ] || skip "only root can boot systemd in namespaces"
-if [ "${RK_OWN_MOUNTS:-}" != 1 ]; then # nothing stays mounted, whatever happens
+if [ "${RK_OWN_MOUNTS:-}" != 1 ]; then # nothing stays mounted, also after errors
     RK_OWN_MOUNTS=1 exec unshare --mount sh "$0" "$@"
 fi
 [ -x /lib/systemd/systemd ] || [ "$kind" = clean ] || skip "systemd is not installed"
@@ -34,7 +34,7 @@ if [ "$kind" = host ]; then
     mkdir "$work/upper/data" "$work/upper/work"
     mount -t overlay -o "lowerdir=/,upperdir=$work/upper/data,workdir=$work/upper/work" overlay "$root" 2>/dev/null ||
         skip "overlays are not allowed"
-    # What this machine starts is not to start twice.
+    # Services of this machine must not start a second time.
     find "$root/etc/systemd/system" -mindepth 1 -name '*.wants' -exec rm -rf {} +
     rm -rf "$root/etc/rankd" "$root/var/lib/rankd"
     chroot "$root" dpkg-query -W -f '${Status}' rankd 2>/dev/null | grep -q 'ok installed' && skip "rankd is installed"
@@ -50,7 +50,7 @@ else
     }
     cp /etc/resolv.conf "$root/etc/"
     cp "$dir"/*.deb "$root/"
-    # apt refuses what depends on a package that is not named there.
+    # apt rejects packages with missing dependencies.
     chroot "$root" sh -c 'apt-get update -qq
         DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
             /rankd_*.deb /librankd-driver*.deb systemd-sysv dbus' >"$work/log" 2>&1 || {

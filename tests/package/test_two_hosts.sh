@@ -1,9 +1,10 @@
 #!/bin/sh
-# test_two_hosts.sh DIR SOURCE_DIR: goal: who types the page "Two hosts with eight GPUs each" of docs/deploy.md has a run at the
-# end. Method: three machines, each a copy-on-write view of this one with a network of its own on one bridge: node1 and node2
-# boot systemd, login does not; /srv/rl is one directory of all. The page's commands run where their prompts say. They are
-# changed where this machine is another: no GPUs, two daemons a node, dpkg for apt, and an scp that copies between the roots.
-# Exits with 77 where that is not possible.
+# test_two_hosts.sh DIR SOURCE_DIR: goal: the commands of the page "Two hosts with eight GPUs each"
+# of docs/deploy.md give a successful run. Method: three machines, each a copy-on-write view of this
+# one in a network namespace on one bridge: node1 and node2 boot systemd, login does not; /srv/rl is
+# one shared directory. The page's commands run on the host of their prompt, with changes for this
+# machine: no GPUs, two daemons per node, dpkg instead of apt, and an scp that copies between the
+# roots. Exits with 77 if that is not possible.
 set -eu
 dir=$1
 source=$2
@@ -46,7 +47,7 @@ make_root() { # name
     mount --bind "$work/control/$1" "$root/control"
     printf '127.0.0.1 localhost\n10.0.0.1 login\n10.0.0.7 node1\n10.0.0.8 node2\n' >"$root/etc/hosts"
     echo "$1" >"$root/etc/hostname"
-    # What daemons say goes to a file that can be shown: there is no journal.
+    # Output of daemons goes to a file, because there is no journal.
     mkdir -p "$root/etc/systemd/system/rankd@.service.d"
     printf '[Service]\nStandardError=append:/var/log/rankd-test.%%i\n' >"$root/etc/systemd/system/rankd@.service.d/log.conf"
     cp "$dir"/rankd_*.deb "$root/opt/page/rankd.deb"
@@ -77,7 +78,7 @@ for row in node1:10.0.0.7 node2:10.0.0.8; do
         sh "$here/boot_root.sh" "$work/root/$name" "$here/run_steps.sh" 280 >"$work/$name.log" 2>&1 &
 done
 
-# --- the job, and what login has from before ---
+# --- the job, and the earlier contents of login ---
 mount --bind /proc "$work/root/login/proc"
 mount --bind /dev "$work/root/login/dev"
 chroot "$work/root/login" dpkg -i /opt/page/rankd.deb >/dev/null

@@ -16,7 +16,7 @@
 #define POLL_MS    10
 #define TIMEOUT_MS 60000
 
-#define EXIT_CONFIGURATION 2 /* of rankd: no such device here, or no plug-in for it */
+#define EXIT_CONFIGURATION 2 /* of rankd: the device does not exist here, or has no plug-in */
 #define EXIT_SKIPPED       77
 
 char *write_tp1_job(const char *path, const char *name)
@@ -39,7 +39,7 @@ struct rk_proc *start_rankctl(const char *const *args)
     char *program = rk_proc_program("rankctl");
     struct rk_proc *proc;
 
-    if (!rk_env("XDG_STATE_HOME")) /* nothing is left in the home of who runs the tests */
+    if (!rk_env("XDG_STATE_HOME")) /* nothing is written to the user's home directory */
         assert_int_equal(setenv("XDG_STATE_HOME", rk_test_temp_dir(), 1), 0);
     rk_array_append(&argv, program);
     for (; *args; args++)

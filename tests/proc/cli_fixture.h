@@ -1,5 +1,5 @@
-/* rankctl as a user runs it: start, wait, look at what it printed and left behind. Daemons are on the CPU, or
- * on the GPUs from the first on where RK_TEST_DEVICE is cuda. */
+/* Runs rankctl like a user: starts it, waits, and checks its output and files. Daemons use the CPU, or the
+ * GPUs from the first on if RK_TEST_DEVICE is cuda. */
 #ifndef RK_TEST_CLI_FIXTURE_H
 #define RK_TEST_CLI_FIXTURE_H
 
@@ -10,7 +10,7 @@
 #include "tests/support/proc.h"
 #include "tests/support/test.h"
 
-/* The digits example, cut down to three short steps. */
+/* The digits example, reduced to three short steps. */
 #define TINY_JOB   RK_TEST_SOURCE_DIR "/examples/digits/grpo.json"
 #define TINY_STEPS 3
 #define TINY                                                    \
@@ -21,12 +21,12 @@
 bool is_on_gpus(void);
 /* The device of RK_TEST_DEVICE as a key of a job: "device=cpu", "device=cuda". */
 const char *cli_device(void);
-/* False where a daemon on the device number count - 1 does not start because this machine or build has none.
- */
+/* False if a daemon on device number count - 1 does not start because this machine or build has no such
+ * device. */
 bool has_devices(int count);
-/* The greatest of 1, 2, 4, ... up to `most` that has_devices() finds; `most` on the CPU. */
+/* The largest of 1, 2, 4, ... up to `most` for which has_devices() is true; `most` on the CPU. */
 int count_devices(int most);
-/* Without them, ends the process with code 77, which ctest takes for skipped. */
+/* Without that many devices, ends the process with code 77, which ctest treats as skipped. */
 void skip_without_devices(int count);
 
 /* The job at `path` with tensor_model_parallel_size 1, as the file NAME of the test; rk_free the path. */
@@ -35,33 +35,33 @@ char *write_tp1_job(const char *path, const char *name);
 struct rk_proc *start_rankctl(const char *const *args);
 
 struct outcome {
-    int code; /* exit code, or minus the signal */
+    int code; /* exit code, or the negative signal number */
     char *out, *err;
 };
 
 /* Waits for the end and takes the output; destroys the process. */
 struct outcome finish_rankctl(struct rk_proc *proc, int64_t timeout_ms);
 struct outcome run_rankctl(const char *const *args);
-/* Puts `more` (NULL: none) behind the last argument; args has `capacity` entries, and stays ended by NULL. */
+/* Appends `more` (NULL: none) to args, which has `capacity` entries and is NULL-terminated. */
 void append_args(const char **args, size_t capacity, const char *const *more);
-/* The tiny job in run directory `dir` on `num_daemons` daemons, with `keys` and then `more`, which end with
- * NULL; `more` may be NULL. */
+/* The tiny job in run directory `dir` on `num_daemons` daemons, with `keys` and then `more`, NULL-terminated;
+ * `more` may be NULL. */
 struct outcome run_tiny_job(const char *dir, const char *num_daemons, const char *const *keys,
                             const char *const *more);
-/* The same in a fresh directory, which it returns; rk_free it. Fails the test unless the run succeeds. */
+/* The same in a new directory, which it returns; rk_free it. Fails the test unless the run succeeds. */
 char *run_new_tiny_job(const char *num_daemons, const char *const *keys, const char *const *more);
 void outcome_fini(struct outcome *outcome);
-/* Fails the test with everything that was printed. */
+/* Checks the exit code; on failure prints all output. */
 void assert_exit(const struct outcome *outcome, int code);
 void assert_text(const char *where, const char *text, const char *part);
 
-/* Waits until stderr holds the text. */
+/* Waits until stderr contains the text. */
 void wait_stderr(struct rk_proc *proc, const char *text, int64_t timeout_ms);
 /* Process ids of the daemons that a rankctl started, in rank order. Fails unless there are `count`. */
 void find_daemons(struct rk_proc *proc, pid_t *pids, int count);
 void assert_gone(const pid_t *pids, int count, int64_t timeout_ms);
 
-/* A fresh path below the temporary directory; rk_free it. */
+/* A new path below the temporary directory; rk_free it. */
 char *new_run_dir(void);
 struct rk_json *read_json(const char *dir, const char *name);
 struct rk_json *parse_json(const char *text);
@@ -69,12 +69,12 @@ struct rk_json *parse_json(const char *text);
 struct rk_json *read_metrics(const char *dir, int64_t step);
 int64_t count_metrics(const char *dir);
 double metric(const struct rk_json *metrics, const char *name);
-/* Every member of `expected` but times has the same value in `metrics`; `step` is for the message. */
+/* Every member of `expected` except times has the same value in `metrics`; `step` is for the message. */
 void assert_same_step(const struct rk_json *metrics, const struct rk_json *expected, int64_t step);
 /* The file `name` has the same bytes in both directories. */
 void assert_same_file(const char *dir, const char *expected_dir, const char *name);
 
-/* A daemon on a socket of its own that may read and write below the temporary directory. */
+/* A daemon on a new socket that may read and write below the temporary directory. */
 struct rk_proc *start_daemon(const char *const *more_args);
 /* The same on device number `index`, with one more argument or NULL. */
 struct rk_proc *start_daemon_on(int index, const char *more_arg);

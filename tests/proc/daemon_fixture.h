@@ -1,4 +1,4 @@
-/* A daemon with a driver: what the tests of the daemon's calls begin with. */
+/* A daemon with a driver: the setup of tests of the daemon's calls. */
 #ifndef RK_TEST_DAEMON_FIXTURE_H
 #define RK_TEST_DAEMON_FIXTURE_H
 
@@ -7,8 +7,8 @@
 #include "tests/support/proc.h"
 #include "tests/support/test.h"
 
-/* Options (JSON) of a tiny random actor, of a rollout that shares its weights, and of a generation that does
- * not end in any time that a test waits. */
+/* Options (JSON) of a tiny random actor, of a rollout that shares its weights, and of a generation that lasts
+ * longer than any test waits. */
 #define FIXTURE_MODEL_OPTIONS                                                                                \
     "{\"model.hf_config\": {\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", "          \
     "\"hidden_size\": 32, \"intermediate_size\": 64, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, " \
@@ -36,13 +36,13 @@ void fixture_lead(struct fixture *fixture);
 void fixture_init_models(struct fixture *fixture);
 /* Shutdown; asserts that the daemon exits with 0 (with a sanitizer: without a leak). */
 void fixture_stop(struct fixture *fixture);
-/* Waits for the end that was asked for in another way. */
+/* Waits for the end of a daemon that was stopped in another way. */
 void fixture_end(struct fixture *fixture, int expected_code);
 
-/* A header with the next seq and a fresh request_id, which the caller may spoil. two_phase and collect are
+/* A header with the next seq and a fresh request_id, which the caller may modify. two_phase and collect are
  * set. */
 struct rk_execute_header fixture_header(struct fixture *fixture, const char *role, const char *method);
-/* Puts options (JSON text of an object) into the header. */
+/* Sets the header's options (JSON text of an object). */
 void fixture_set_options(struct fixture *fixture, struct rk_execute_header *header, const char *json);
 void fixture_set_input(struct fixture *fixture, struct rk_execute_header *header,
                        const struct rk_batch *input);
@@ -53,33 +53,34 @@ struct rk_client_stream *fixture_open(struct fixture *fixture, const struct rk_e
 struct rk_client_stream *fixture_open_generate(struct fixture *fixture, struct rk_execute_header *header,
                                                const struct rk_batch *prompts);
 void fixture_send_commit(struct rk_client_stream *stream);
-/* Sends every tensor of the batch. False when the call has ended meanwhile. */
+/* Sends every tensor of the batch. False if the call has ended meanwhile. */
 bool fixture_send_body(struct rk_client_stream *stream, const struct rk_batch *input);
-/* Reads up to and with Accepted; false when the call ended instead. */
+/* Reads messages up to Accepted; false if the call ended instead. */
 bool fixture_read_accepted(struct fixture *fixture, struct rk_client_stream *stream, struct rk_accepted *out);
-/* Reads up to the end. *out (may be NULL) is NULL when no result came. */
+/* Reads to the end. *out (may be NULL) is NULL if there is no result. */
 void fixture_read_result(struct fixture *fixture, struct rk_client_stream *stream, struct rk_batch **out);
-/* All of a call; counts the seq when it was accepted. */
+/* A complete call; increments the seq when it was accepted. */
 struct rk_status *fixture_execute(struct fixture *fixture, struct rk_execute_header *header,
                                   const struct rk_batch *input, struct rk_batch **out) RK_NODISCARD;
 
 /* Prompts of 4 tokens. */
 struct rk_batch *fixture_prompts(int64_t num_rows);
-/* Runs until it is cancelled, for all that a test has patience for. */
+/* A call that runs until it is cancelled. */
 struct rk_execute_header fixture_endless_header(struct fixture *fixture);
-/* Opens and commits it, and waits until it runs. The header can be used again: to repeat, to cancel. */
+/* Opens and commits it, and waits until it runs. The header can be used again, to repeat or to cancel the
+ * call. */
 struct rk_client_stream *fixture_start_endless(struct fixture *fixture, struct rk_execute_header *header);
 
 /* Generates 3 tokens for each of `num_rows` prompts. */
 struct rk_status *fixture_generate(struct fixture *fixture, int64_t num_rows) RK_NODISCARD;
-/* The Cancel RPC for the request of that header; receives the outcome. */
+/* The Cancel RPC for the request of that header; stores the outcome. */
 struct rk_status *fixture_cancel(struct fixture *fixture, const struct rk_execute_header *header,
                                  bool abort_comm, char outcome[32]) RK_NODISCARD;
 uint64_t fixture_last_seq(struct fixture *fixture);
-/* Waits until GetStatus says that state. */
+/* Waits until GetStatus returns that state. */
 void fixture_wait_state(struct fixture *fixture, const char *state);
 
-/* Code and reason; frees the status. */
+/* Checks code and reason; frees the status. */
 #define assert_refused(st, code, reason) \
     fixture_assert_refused((st), (code), (reason), #st, __FILE__, __LINE__)
 void fixture_assert_refused(struct rk_status *st, rk_code_t code, const char *reason, const char *expr,

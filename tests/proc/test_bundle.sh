@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_bundle.sh ARCHIVE: goal: the bundle runs where nothing is installed. Method: a root that holds the C library,
-# the bundle and nothing else, no environment; version and two steps of the example with daemons of its own. Exits with
-# 77 where namespaces are not allowed.
+# test_bundle.sh ARCHIVE: goal: the bundle runs without installed packages. Method: a root with only
+# the C library and the bundle, and an empty environment; prints the version and runs two steps of
+# the example with --local daemons. Exits with 77 if namespaces are not allowed.
 set -eu
 archive=$1
 
@@ -20,7 +20,7 @@ mkdir "$root/proc" "$root/dev" "$root/tmp" "$root/opt"
 tar -C "$root/opt" -xzf "$archive"
 bundle=/opt/$(basename "$archive" .tar.gz)
 
-# The C library's files, where the loader of this system looks for them.
+# The C library's files, at the paths where this system's loader searches them.
 ldd "$root$bundle/bin/rankd" "$root$bundle/bin/rankctl" | grep -oE '/[^ ]*/(ld-linux[^ ]*|lib(c|m|mvec|dl|rt|pthread|resolv)\.so\.[0-9]+)' |
     sort -u | while read -r path; do
         mkdir -p "$root$(dirname "$path")"
@@ -45,7 +45,7 @@ run "$bundle/bin/rankctl" run "$bundle/share/rankd/examples/digits/grpo.json" --
 [ "$(wc -l <"$root/tmp/run/metrics.jsonl")" -eq 2 ]
 [ -s "$root/tmp/run/hf/model.safetensors" ]
 
-# The plug-in, where the build has it: the driver is what is missing, or this machine has GPUs.
+# The plug-in, if built: the error must be the missing driver, unless this machine has GPUs.
 if [ -e "$root$bundle/lib/librankd_cuda.so" ]; then
     code=0
     run "$bundle/bin/rankd" --device=cuda:4095 2>"$root/tmp/errors" || code=$?

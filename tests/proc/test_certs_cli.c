@@ -1,4 +1,4 @@
-/* rankctl certs: what it writes, and what it refuses. */
+/* rankctl certs: output files and rejected arguments. */
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -33,7 +33,8 @@ static void assert_loads(const char *dir, const char *name)
     rk_free(ca);
 }
 
-/* Goal: one command makes what a daemon and a client load; keys are their owner's; nothing is overwritten. */
+/* Goal: one command creates files that a daemon and a client can load; keys are readable only by their owner;
+ * nothing is overwritten. */
 static void test_certs_init(void **state)
 {
     char *dir = new_run_dir(), *out = rk_format("--out=%s", dir), *host, *after, *key_path;
@@ -73,7 +74,8 @@ static void test_certs_init(void **state)
     rk_free(dir);
 }
 
-/* Goal: more certificates of the same authority; one that would overwrite leaves all as it was. */
+/* Goal: issues further certificates of the same authority; a command that would overwrite a file changes
+ * nothing. */
 static void test_certs_issue(void **state)
 {
     char *dir = new_run_dir(), *out = rk_format("--out=%s", dir), *ca = rk_format("--ca=%s", dir);
@@ -101,7 +103,7 @@ static void test_certs_issue(void **state)
     rk_free(dir);
 }
 
-/* Goal: what cannot be a host is named, and nothing is written. */
+/* Goal: invalid host names are reported, and nothing is written. */
 static void test_certs_refuses(void **state)
 {
     static const struct {

@@ -1,5 +1,5 @@
-/* rankctl checkpoint: what it says of checkpoints on the disk, and what it does through daemons; and the
- * model of a run that has lost a replica. */
+/* rankctl checkpoint: on checkpoints on the disk, and through daemons; and the model of a run that has lost a
+ * replica. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,7 @@
     "while [ $id -ge 16 ] && [ ! -e %s ]; do sleep 0.1; done; "                                          \
     "echo '{\\\"id\\\": '$id', \\\"score\\\": 1}'; done\"]}"
 
-/* A run of two steps with a checkpoint each: the directory of the run. */
+/* Runs two steps with a checkpoint each; returns the run directory. */
 static char *make_run(void)
 {
     char *dir = new_run_dir();
@@ -86,8 +86,8 @@ static struct rk_json *json_of(const char *const *args)
     return json;
 }
 
-/* Goal: list and inspect tell what is there, in both forms; --verify finds a flipped byte that sizes do not
- * show. */
+/* Goal: list and inspect show the checkpoints, as text and JSON; --verify detects a flipped byte, which does
+ * not change sizes. */
 static void test_checkpoint_list_and_inspect(void **state)
 {
     char *run_dir = make_run(), *dir = rk_path_join(run_dir, "checkpoints");
@@ -125,7 +125,7 @@ static void test_checkpoint_list_and_inspect(void **state)
     assert_text("stderr", outcome.err, "checksum");
     outcome_fini(&outcome);
     assert_int_equal(unlink(shard), 0);
-    for (int i = 0; i < 2; i++) { /* the directory of the checkpoints, or of the run */
+    for (int i = 0; i < 2; i++) { /* with the directory of the checkpoints, and with that of the run */
         outcome = run_rankctl((const char *const[]){"checkpoint", "list", i == 0 ? dir : run_dir, NULL});
         assert_exit(&outcome, 0);
         assert_text("stdout", outcome.out, "2*");
@@ -143,8 +143,8 @@ static void test_checkpoint_list_and_inspect(void **state)
     rk_free(run_dir);
 }
 
-/* Goal: a checkpoint becomes the model that the run exported, with its tokenizer, bit for bit, by daemons of
- * another number than saved it. */
+/* Goal: the export of a checkpoint is bit-identical to the model that the run exported, with its tokenizer,
+ * also with a different number of daemons. */
 static void test_checkpoint_export_is_the_model_of_the_run(void **state)
 {
     char *run_dir = make_run(), *expected = rk_path_join(run_dir, "hf"), *out = new_run_dir();
@@ -166,7 +166,7 @@ static void test_checkpoint_export_is_the_model_of_the_run(void **state)
     rk_free(run_dir);
 }
 
-/* Goal: save and load on daemons that a run has left with its model. */
+/* Goal: save and load on daemons that still have the model of a run. */
 static void test_checkpoint_save_and_load_on_live_daemons(void **state)
 {
     struct rk_proc *daemon = start_daemon(NULL);
@@ -243,8 +243,8 @@ static void test_checkpoint_wrong_use_is_refused(void **state)
     }
 }
 
-/* Goal: after a replica was lost, the other one still has the model; the run says so, and what it prints
- * exports it. Method: the run waits in the reward of step 2 while a daemon is killed. */
+/* Goal: after the loss of a replica the other one still has the model; the run reports this, and the printed
+ * command exports it. Method: the run waits in the reward of step 2 while a daemon is killed. */
 static void test_checkpoint_export_survives_a_lost_replica(void **state)
 {
     struct rk_proc *daemons[NUM_DAEMONS], *run;
@@ -277,7 +277,7 @@ static void test_checkpoint_export_survives_a_lost_replica(void **state)
     path = rk_path_join(out, MODEL);
     assert_int_equal(access(path, R_OK), 0);
     outcome_fini(&outcome);
-    rk_proc_signal(daemons[0], SIGKILL); /* neither replica is whole now */
+    rk_proc_signal(daemons[0], SIGKILL); /* now no replica is complete */
     outcome = run_rankctl(
         (const char *const[]){"checkpoint", "export", "--hosts", rk_str_text(&hosts), "--out", dir, NULL});
     assert_exit(&outcome, 1);
@@ -293,7 +293,7 @@ static void test_checkpoint_export_survives_a_lost_replica(void **state)
     rk_free(dir);
 }
 
-/* Goal: the same for daemons of the run's own: they stay, and what is printed reaches and stops them. */
+/* Goal: the same for --local daemons: they keep running, and the printed commands reach and stop them. */
 static void test_checkpoint_export_survives_a_lost_replica_of_local_daemons(void **state)
 {
     char *dir = new_run_dir(), *out = new_run_dir(), *flag = rk_test_temp_path("go-on-locally"), *reward,
@@ -301,7 +301,7 @@ static void test_checkpoint_export_survives_a_lost_replica_of_local_daemons(void
     static const char command[] = "rankctl checkpoint export --hosts ";
     struct outcome outcome;
     struct rk_proc *run;
-    pid_t children[1 + NUM_DAEMONS], *daemons = children + 1; /* the reward program comes first */
+    pid_t children[1 + NUM_DAEMONS], *daemons = children + 1; /* the reward program is the first child */
     const char *text;
 
     (void)state;
@@ -324,7 +324,7 @@ static void test_checkpoint_export_survives_a_lost_replica_of_local_daemons(void
     assert_text("stderr", outcome.err, "replica 0 lacks the daemon of tp rank 0");
     outcome_fini(&outcome);
     outcome = run_rankctl((const char *const[]){"shutdown", "--yes", "--hosts", hosts, NULL});
-    assert_exit(&outcome, 3); /* the lost one cannot be reached */
+    assert_exit(&outcome, 3); /* the lost daemon cannot be reached */
     outcome_fini(&outcome);
     assert_gone(daemons, NUM_DAEMONS, 10000);
     rk_free(hosts);

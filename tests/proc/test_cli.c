@@ -1,4 +1,4 @@
-/* rankctl's command line: what is printed where, and the exit codes 0 to 4 for every way to go wrong. */
+/* rankctl's command line: output, and the exit codes 0 to 4 for every kind of error. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,7 @@ struct cli_case {
     const char *label;
     const char *args[ARGS_MAX];
     int code;
-    const char *out, *err; /* parts; NULL: the stream is empty */
+    const char *out, *err; /* parts of the output; NULL: the stream must be empty */
 };
 
 static const struct cli_case cases[] = {
@@ -268,7 +268,7 @@ static void check_stream(const char *name, const char *text, const char *part)
 static void test_rankctl_command_lines_have_their_exit_codes(void **state)
 {
     (void)state;
-    assert_int_equal(chdir(rk_test_temp_dir()), 0); /* RUN goes there */
+    assert_int_equal(chdir(rk_test_temp_dir()), 0); /* the directory RUN is created there */
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         struct outcome outcome = run_rankctl(cases[i].args);
 
@@ -280,8 +280,8 @@ static void test_rankctl_command_lines_have_their_exit_codes(void **state)
     }
 }
 
-/* Goal: a daemon of a run's own that finds its configuration wrong makes that the exit code of the run.
- * Method: GPUs that are hidden, or not there at all. */
+/* Goal: a configuration error of a --local daemon determines the exit code of the run. Method: GPUs that are
+ * hidden or do not exist. */
 static void test_rankctl_run_on_missing_devices_is_configuration(void **state)
 {
     struct outcome outcome;
@@ -376,7 +376,7 @@ static void test_rankctl_slow_daemon_is_waited_for(void **state)
     rk_proc_destroy(daemon);
 }
 
-/* Goal: a daemon under two names is called that; it would refuse its own driver. */
+/* Goal: a daemon listed under two names is reported as such; otherwise it would reject its own driver. */
 static void test_rankctl_one_daemon_under_two_names_is_refused(void **state)
 {
     struct rk_proc *daemon = start_daemon(NULL);
@@ -393,7 +393,7 @@ static void test_rankctl_one_daemon_under_two_names_is_refused(void **state)
     rk_free(hosts);
 }
 
-/* Goal: a model whose responses never end is no surprise. */
+/* Goal: a run warns about a model without an end token. */
 static void test_rankctl_run_of_a_model_without_end_token_warns(void **state)
 {
     char *path = rk_test_temp_path("endless.json"), *text,
@@ -418,7 +418,7 @@ static void test_rankctl_run_of_a_model_without_end_token_warns(void **state)
     rk_free(path);
 }
 
-/* Goal: every line of a bad job file is named in one go. */
+/* Goal: all errors of a job file are reported at once, with their lines. */
 static void test_rankctl_bad_job_file_names_its_lines(void **state)
 {
     static const char text[] =
@@ -473,8 +473,8 @@ static void test_rankctl_status_and_shutdown_of_a_daemon(void **state)
 }
 
 #ifdef RK_FAULTS
-/* Goal: who asks for the status of a daemon that has failed is told so and why, in text and by the exit code.
- * Method: a method that does not come back from its engine. */
+/* Goal: the status of a failed daemon shows the failure and its reason, and the exit code is nonzero. Method:
+ * a method that blocks in the engine. */
 static void test_rankctl_status_of_a_failed_daemon_says_why(void **state)
 {
     static const char *const args[] = {"--watchdog.idle_progress=1s", "--watchdog.engine_grace=1s", NULL};
@@ -521,7 +521,7 @@ static char *write_secret(const char *name, const char *text, mode_t mode)
     return path;
 }
 
-/* Goal: a daemon with tokens refuses a wrong one and none at all with exit code 4, and takes the right one.
+/* Goal: a daemon with tokens rejects a wrong or missing one with exit code 4, and accepts the right one.
  */
 static void test_rankctl_tokens_are_sent_and_their_files_guarded(void **state)
 {

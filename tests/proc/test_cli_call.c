@@ -1,4 +1,4 @@
-/* rankctl call: single methods with batches from files, and that a refused batch leaves the daemons usable.
+/* rankctl call: single methods with batches from files; a rejected batch leaves the daemons usable.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #define S     (P + R)
 #define VOCAB 14 /* of the digits example */
 
-/* Two daemons, each a replica of its own. */
+/* Two daemons, each a replica. */
 struct group {
     struct rk_proc *daemons[2];
     char *hosts, *job, *hf_config;
@@ -194,7 +194,7 @@ static void test_call_with_job_configures_every_rank(void **state)
     outcome_fini(&outcome);
 }
 
-/* Goal: a method before its model is refused, then the model is made on what is configured already. */
+/* Goal: a method before init_model is rejected; then init_model uses the existing configuration. */
 static void test_call_init_model_uses_the_configured_meshes(void **state)
 {
     const struct group *group = *state;
@@ -210,7 +210,7 @@ static void test_call_init_model_uses_the_configured_meshes(void **state)
     rk_free(path);
 }
 
-/* Goal: every rank tells what its role planned and holds. */
+/* Goal: every rank reports the planned and allocated memory of its role. */
 static void test_call_memory_report_shows_every_rank(void **state)
 {
     const char *const more[] = {"--output=json", NULL};
@@ -297,8 +297,8 @@ static void test_call_no_batch_or_one_too_many_is_refused(void **state)
     rk_free(path);
 }
 
-/* Goal: after all the refusals a good call works; its result is a file with rows in the order of the input,
- * and a repeated call gives the same, under the method's alias too. */
+/* Goal: after all rejected calls a valid call works; its result is a file with rows in the order of the
+ * input, and a repeated call gives the same, also under the method's alias. */
 static void test_call_compute_log_prob_writes_its_result(void **state)
 {
     char *in = rk_test_temp_path("in.safetensors"), *out = rk_test_temp_path("out.safetensors");
@@ -335,7 +335,7 @@ static void test_call_compute_log_prob_writes_its_result(void **state)
     rk_free(out);
 }
 
-/* Goal: a group is named whole and in its order, or told how it stands. */
+/* Goal: a list of hosts that is not the whole group in its order is rejected with the configured group. */
 static void test_call_group_named_otherwise_is_refused(void **state)
 {
     const struct group *group = *state;
@@ -352,8 +352,8 @@ static void test_call_group_named_otherwise_is_refused(void **state)
 }
 
 #ifdef RK_FAULTS
-/* Goal: a rank that does not come to a collective in the time of the call ends it with exit code 5. Method:
- * tp 2, one daemon sleeps 3 s before every method. */
+/* Goal: a rank that does not arrive at a collective within the call's timeout ends it with exit code 5.
+ * Method: tp 2, one daemon sleeps 3 s before every method. */
 static void test_call_timeout_exits_with_five(void **state)
 {
     struct group group = *(const struct group *)*state;
@@ -379,7 +379,7 @@ static void test_call_timeout_exits_with_five(void **state)
 }
 #endif
 
-/* Goal: gradients in one call, the step in another one; a second step has none. */
+/* Goal: gradients in one call, the step in another; a second step without gradients fails. */
 static void test_call_forward_backward_and_step(void **state)
 {
     char *in = rk_test_temp_path("sums.safetensors");

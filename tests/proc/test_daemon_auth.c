@@ -1,4 +1,4 @@
-/* Who gets in, and what those who do not may cost. */
+/* Authentication, and the cost of unauthenticated calls. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 #define DRIVER_TOKEN "dddddddddddddddddddddddddddddddd"
 #define VIEWER_TOKEN "vvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvv"
 #define OTHER_TOKEN  "oooooooooooooooooooooooooooooooo"
-/* Larger than any growth that a refused call may cause, by far. */
+/* Much larger than the memory that a rejected call may use. */
 #define HUGE_BYTES (256 << 20)
 
 static char *token_path;
@@ -47,13 +47,13 @@ static struct rk_status *call_with(struct fixture *fixture, const char *token, r
     return st;
 }
 
-/* Goal: what each role gets; the gate is the same for calls that do not exist. */
+/* Goal: the permissions of each role; unknown calls have the same authentication. */
 static void test_token_roles(void **state)
 {
     static const struct {
         const char *label, *token;
         rk_rpc_id_t rpc;
-        rk_code_t code; /* INVALID_ARGUMENT and worse come after the gate */
+        rk_code_t code; /* INVALID_ARGUMENT and others mean that authentication passed */
         const char *reason;
     } cases[] = {
         {"nobody, status", NULL, RK_RPC_ID_GET_STATUS, RK_UNAUTHENTICATED, "TOKEN"},
@@ -91,8 +91,8 @@ static void test_token_roles(void **state)
     fixture_stop(&fixture);
 }
 
-/* The daemon answers. gRPC closes idle connections while its quota is full; a call that meets the end of one
- * fails, and the next one connects again. */
+/* Checks that the daemon answers. gRPC closes idle connections while its quota is full; a call on such a
+ * connection fails, and the next one reconnects. */
 static void assert_goes_on(const struct fixture *fixture)
 {
     struct rk_worker_status status;
@@ -105,9 +105,9 @@ static void assert_goes_on(const struct fixture *fixture)
     assert_ok(st);
 }
 
-/* Goal: neither without a token nor with one does a huge message cost more memory than gRPC's quota, and the
- * daemon goes on. Method: peak resident memory before and after; AddressSanitizer, where it is, keeps no
- * freed memory back to catch its use, or all that was ever received would count. */
+/* Goal: a huge message uses no more memory than gRPC's quota, with or without a token, and the daemon
+ * continues. Method: peak resident memory before and after; AddressSanitizer's quarantine is disabled,
+ * because it would count all received data. */
 static void test_huge_message_is_refused_in_bounded_memory(void **state)
 {
     static const struct {
@@ -143,7 +143,7 @@ static void test_huge_message_is_refused_in_bounded_memory(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: garbage and messages over a limit are refused with a code, whatever the call. */
+/* Goal: invalid messages and messages over a limit are rejected with a code, for every call. */
 static void test_garbage_requests_are_refused(void **state)
 {
     static const rk_rpc_id_t rpcs[] = {
@@ -175,7 +175,7 @@ static void test_garbage_requests_are_refused(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: SIGHUP takes new tokens; a file that is wrong changes nothing. */
+/* Goal: SIGHUP loads new tokens; an invalid file changes nothing. */
 static void test_sighup_reloads_tokens(void **state)
 {
     struct rk_str empty = {0};

@@ -1,5 +1,4 @@
-/* Calls that were committed: repeated, abandoned, cancelled, queued, and what a stopping daemon does with
- * them. */
+/* Committed calls: repeated, disconnected, cancelled, queued, and during the shutdown of a daemon. */
 #include <signal.h>
 #include <string.h>
 
@@ -9,8 +8,8 @@
 
 #define ANSWER_MS 2000
 
-/* Goal: a repeated request is answered with the same result and not run again, by a new driver under a new
- * epoch and after another Configure too; another header under its id is refused. */
+/* Goal: a repeated request gets the same result and is not run again, also from a new driver in a new epoch
+ * and after another Configure; a different header with its id is rejected. */
 static void test_execute_repeated_request_is_replayed(void **state)
 {
     struct rk_batch *prompts = fixture_prompts(2), *first = NULL, *again = NULL;
@@ -24,7 +23,7 @@ static void test_execute_repeated_request_is_replayed(void **state)
     header = fixture_header(&fixture, "rollout", "generate_sequences");
     fixture_set_options(&fixture, &header, "{\"response_length\": 3}");
     assert_ok(fixture_execute(&fixture, &header, prompts, &first));
-    /* As a client does that knows nothing, and without the chunks, which are not needed. */
+    /* With the chunks, like a client without further knowledge, and without them: they are not needed. */
     for (int with_body = 0; with_body < 2; with_body++) {
         fixture_set_input(&fixture, &header, prompts);
         assert_ok(fixture_execute(&fixture, &header, with_body ? prompts : NULL, &again));
@@ -52,7 +51,7 @@ static void test_execute_repeated_request_is_replayed(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: a call goes on when its stream breaks after Commit; the repetition, chunks and all, attaches to it,
+/* Goal: a call continues when its stream breaks after Commit; repeating it, with its chunks, attaches to it,
  * and Cancel ends it. */
 static void test_execute_broken_after_commit_goes_on(void **state)
 {
@@ -77,7 +76,7 @@ static void test_execute_broken_after_commit_goes_on(void **state)
     assert_string_equal(status.method, "rollout.generate_sequences");
     assert_memory_equal(status.request_id.data, header.request_id.data, 16);
 
-    /* The whole of it again; a message of more than a Commit's size among the chunks. */
+    /* Repeats the whole call; one of the chunks' messages is larger than a Commit. */
     stream = fixture_open(&fixture, &header);
     assert_true(fixture_send_body(stream, fixture.prompts));
     assert_true(rk_client_send_chunk(stream, 0, 0, filler, sizeof(filler)));
@@ -92,7 +91,7 @@ static void test_execute_broken_after_commit_goes_on(void **state)
     assert_fails(rk_client_finish(stream), RK_CANCELLED, "the test says so");
     assert_ok(fixture_cancel(&fixture, &header, false, outcome));
     assert_string_equal(outcome, "already_done");
-    stream = fixture_open(&fixture, &header); /* a failure is an answer, too */
+    stream = fixture_open(&fixture, &header); /* an error is a valid result too */
     assert_true(fixture_read_accepted(&fixture, stream, &accepted));
     assert_true(accepted.is_replayed);
     assert_fails(rk_client_finish(stream), RK_CANCELLED, "the test says so");
@@ -102,7 +101,7 @@ static void test_execute_broken_after_commit_goes_on(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: status, health and refusals come at once while the engine works, and progress is reported. */
+/* Goal: status, health and rejections are immediate while the engine works, and progress is reported. */
 static void test_execute_status_answers_while_busy(void **state)
 {
     struct rk_client_stream *stream;
@@ -136,8 +135,8 @@ static void test_execute_status_answers_while_busy(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: a call behind the running one waits for its turn and can be cancelled there; the method
- * timeout ends the one that runs. */
+/* Goal: a call behind the running one is queued and can be cancelled; the method timeout ends the running
+ * one. */
 static void test_execute_queue_and_timeout(void **state)
 {
     struct rk_batch *prompts = fixture_prompts(4);
@@ -177,7 +176,7 @@ static void test_execute_queue_and_timeout(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: equal calls have equal hashes, and each thing that ranks must agree on changes the hash. */
+/* Goal: equal calls have equal hashes, and every property that ranks must agree on changes the hash. */
 static void test_execute_plan_hash_covers_method_and_options(void **state)
 {
     static const struct {
@@ -209,12 +208,12 @@ static void test_execute_plan_hash_covers_method_and_options(void **state)
                 memcpy(hashes[i], accepted.plan_hash.data, 32);
             else
                 assert_memory_equal(hashes[i], accepted.plan_hash.data, 32);
-            rk_client_half_close(stream); /* without Commit: the number stays free */
+            rk_client_half_close(stream); /* without Commit: the number can be reused */
             assert_fails(rk_client_finish(stream), RK_CANCELLED, "without Commit");
         }
     }
     assert_memory_not_equal(hashes[0], hashes[1], 32);
-    assert_memory_equal(hashes[1], hashes[2], 32); /* the option's default, spelt out */
+    assert_memory_equal(hashes[1], hashes[2], 32); /* the option's default, given explicitly */
     fixture_stop(&fixture);
 }
 
@@ -243,8 +242,8 @@ static void infer(struct fixture *fixture, const char *method, const struct rk_b
     assert_ok(rk_client_finish(stream));
 }
 
-/* Goal: a daemon takes a method's alias: the call has the method's hash, so that ranks may be told either
- * name, and its result. */
+/* Goal: a daemon accepts a method's alias: the call has the method's hash, so that ranks may use either name,
+ * and its result. */
 static void test_execute_takes_an_alias(void **state)
 {
     static const char *const columns[] = {"input_ids", "attention_mask", "position_ids", "responses", NULL};
@@ -274,8 +273,8 @@ static void test_execute_takes_an_alias(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: a result that spans many chunks arrives whole, and only the wanted columns of a collecting rank
- * travel. */
+/* Goal: a result of many chunks arrives complete, and only the requested columns of a collecting rank are
+ * sent. */
 static void test_execute_result_columns_and_chunks(void **state)
 {
     static const char *const args[] = {"--rpc.chunk=64KiB", NULL};
@@ -318,7 +317,7 @@ static void test_execute_result_columns_and_chunks(void **state)
 /* --- ends --- */
 
 /* Goal: SIGTERM lets a running call end within the grace period and then cancels it; meanwhile new calls are
- * refused. A second signal does not wait. */
+ * rejected. A second signal cancels at once. */
 static void check_sigterm_when_busy(const char *grace, int num_signals, int64_t at_least_ms,
                                     int64_t at_most_ms)
 {
@@ -354,7 +353,7 @@ static void test_sigterm_when_busy_waits_then_cancels(void **state)
     check_sigterm_when_busy("--drain.grace=60s", 2, 0, 10000);
 }
 
-/* Goal: a waiting Drain is answered when its time is over, with the state, and undo takes everything back. */
+/* Goal: a waiting Drain returns after its timeout with the state, and undo reverts it. */
 static void test_drain_waits_up_to_its_timeout(void **state)
 {
     struct rk_drain_request request = {.timeout_ms = 700, .reason = "test"};

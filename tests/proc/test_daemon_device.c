@@ -1,4 +1,4 @@
-/* Devices that a daemon cannot have, or loses, without one: a plug-in that plays them. */
+/* Devices that a daemon cannot open, or loses, simulated by a plug-in. */
 #include <signal.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 #define STOP_MS     20000
 #define FAKE_PLUGIN "--plugin=" RK_TEST_BINARY_DIR "/tests/librankd_fake.so"
 
-/* Runs a daemon that is not expected to live: its exit code. */
+/* Runs a daemon that is expected to exit; returns its exit code. */
 static int run_to_end(const char *device, const char *plugin, char **errors)
 {
     char *flag = rk_format("--device=%s", device);
@@ -34,8 +34,8 @@ static void assert_start_fails(const char *device, const char *plugin, int expec
     rk_free(errors);
 }
 
-/* Goal: whatever keeps a device from being opened is said, and the exit code tells a service manager whether
- * to try again. */
+/* Goal: every failure to open a device is reported, and the exit code tells a service manager whether to
+ * retry. */
 static void test_device_that_cannot_be_opened_ends_the_start(void **state)
 {
     static const struct {
@@ -68,7 +68,7 @@ static void test_device_without_its_plugin_ends_the_start(void **state)
     assert_start_fails("fake:x", FAKE_PLUGIN, 2, "device: expected NAME or NAME:INDEX, got");
 }
 
-/* Goal: one daemon a device, and the first does not notice that a second one tried. */
+/* Goal: one daemon per device, and an attempt of a second one does not affect the first. */
 static void test_device_of_another_daemon_exits_with_4(void **state)
 {
     const char *args[] = {"--device=fake:3", FAKE_PLUGIN, NULL};
@@ -85,12 +85,12 @@ static void test_device_of_another_daemon_exits_with_4(void **state)
     fixture_stop(&other);
     rk_proc_signal(fixture.proc, SIGKILL);
     fixture_end(&fixture, -SIGKILL);
-    fixture_start(&fixture, args); /* nothing is left of a killed one */
+    fixture_start(&fixture, args); /* a killed daemon leaves no lock */
     fixture_stop(&fixture);
 }
 
-/* Goal: a lost device fails the call that noticed, refuses the next, shows in state and health, and ends the
- * process with 1. */
+/* Goal: a lost device fails the call that detects it and later ones, is visible in state and health, and ends
+ * the process with 1. */
 static void test_device_lost_turns_the_daemon_failed(void **state)
 {
     char *flag = rk_format("--device=fake:%d", FAKE_LOST);

@@ -1,12 +1,12 @@
-/* Execute: what is refused before anything runs, and leaves nothing behind. */
+/* Execute: calls that are rejected before they run, and leave no state. */
 #include <string.h>
 
 #include "base/rk_time.h"
 #include "tests/proc/daemon_fixture.h"
 
-/* --- headers that are refused --- */
+/* --- rejected headers --- */
 
-/* Spoils a good header of rollout.generate_sequences. */
+/* Invalidates a valid header of rollout.generate_sequences. */
 struct spoiler {
     const char *label;
     void (*spoil)(struct fixture *fixture, struct rk_execute_header *header);
@@ -115,7 +115,7 @@ static void wrong_byte_size(struct fixture *fixture, struct rk_execute_header *h
     header->input.tensors[0].byte_size--;
 }
 
-/* 2^40 rows of the same width in every column: right in itself, and more than anybody has. */
+/* 2^40 rows of the same width in every column: consistent, but more than any memory. */
 static void huge(struct fixture *fixture, struct rk_execute_header *header)
 {
     const int64_t num_rows = 1LL << 40;
@@ -203,8 +203,8 @@ static const struct spoiler spoilers[] = {
     {"plan", with_plan, RK_INVALID_ARGUMENT, "BAD_FIELD", "takes no plan"},
 };
 
-/* Goal: every wrong header is refused with field and expectation, uses up no number, and leaves the daemon
- * usable. Method: one good call before, one spoiled header after the other, one good call after. */
+/* Goal: every invalid header is rejected with field and expectation, uses no sequence number, and leaves the
+ * daemon usable. Method: one valid call before, the invalid headers, one valid call after. */
 static void test_execute_wrong_header_is_refused(void **state)
 {
     struct rk_batch *prompts = fixture_prompts(2);
@@ -236,7 +236,7 @@ static void test_execute_wrong_header_is_refused(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: what only the method can say about values has the reason of a wrong field, too. */
+/* Goal: values that only the method can check are rejected with the reason of an invalid field, too. */
 static void test_execute_wrong_value_has_its_reason(void **state)
 {
     static const struct {
@@ -282,8 +282,8 @@ static void test_execute_wrong_value_has_its_reason(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: the number of a mesh only grows within an epoch, so that no call of an older mesh fits a newer one;
- * the next epoch counts for itself. */
+/* Goal: mesh_generation only increases within an epoch, so that no call for an older mesh is valid on a newer
+ * one; the next epoch starts again. */
 static void test_configure_with_an_old_mesh_generation_is_refused(void **state)
 {
     static const char *const roles[] = {"actor", NULL};
@@ -306,7 +306,7 @@ static void test_configure_with_an_old_mesh_generation_is_refused(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: what the daemon's state does not allow is said so, and becomes possible once the state is right. */
+/* Goal: calls that the daemon's state does not allow are rejected, and work once the state is right. */
 static void test_execute_wrong_state_is_refused(void **state)
 {
     struct rk_execute_header header;
@@ -331,9 +331,9 @@ static void test_execute_wrong_state_is_refused(void **state)
     fixture_stop(&fixture);
 }
 
-/* --- streams that are wrong --- */
+/* --- invalid streams --- */
 
-/* Goal: each way in which chunks can be wrong ends the call and leaves its number free. */
+/* Goal: every kind of invalid chunk ends the call, and its number can be reused. */
 static void test_execute_wrong_chunk_is_refused(void **state)
 {
     static const struct {
@@ -369,7 +369,7 @@ static void test_execute_wrong_chunk_is_refused(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: the same for streams that end too early, or hold something else. */
+/* Goal: the same for streams that end too early or have other messages. */
 static void test_execute_wrong_stream_is_refused(void **state)
 {
     struct rk_batch *prompts = fixture_prompts(2);
@@ -409,7 +409,7 @@ static void test_execute_wrong_stream_is_refused(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: a stream that breaks before Commit leaves nothing behind: not its memory, not its number. */
+/* Goal: a stream that breaks before Commit releases its memory and its number. */
 static void test_execute_broken_before_commit_is_forgotten(void **state)
 {
     struct rk_batch *prompts = fixture_prompts(2);
@@ -430,7 +430,7 @@ static void test_execute_broken_before_commit_is_forgotten(void **state)
     rk_client_cancel(stream);
     assert_fails(rk_client_finish(stream), RK_CANCELLED, "");
 
-    /* The same request again, which may come before the daemon saw the break. */
+    /* The same request again, possibly before the daemon has detected the broken stream. */
     assert_ok(fixture_execute(&fixture, &header, prompts, NULL));
     assert_ok(rk_client_get_status(fixture.client, &status));
     assert_int_equal(status.last_seq, 3);
@@ -442,7 +442,7 @@ static void test_execute_broken_before_commit_is_forgotten(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: only one call is open before its Commit; another one is told which. */
+/* Goal: only one call may be open before its Commit; the error of another one names it. */
 static void test_execute_second_open_call_is_refused(void **state)
 {
     struct rk_batch *prompts = fixture_prompts(2);
@@ -468,8 +468,8 @@ static void test_execute_second_open_call_is_refused(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: communicators that are lost between Accepted and Commit fail the call, which uses up its number like
- * any that ran, and not the daemon. */
+/* Goal: the loss of communicators between Accepted and Commit fails the call, which uses its number like any
+ * call that ran, but not the daemon. */
 static void test_execute_commit_without_communicators_is_failed(void **state)
 {
     struct rk_batch *prompts = fixture_prompts(2);

@@ -98,8 +98,8 @@ static void assert_next(struct rk_client *client, struct rk_client_stream *strea
     assert_int_equal(response.status, expected);
 }
 
-/* Goal: a watcher hears the present state at once, every change once, and the end of the daemon; an unknown
- * service is watched in the hope that it comes. */
+/* Goal: a watcher gets the current state at once, every change once, and the end of the daemon; an unknown
+ * service can be watched, as in the protocol. */
 static void test_health_watch_reports_changes(void **state)
 {
     struct rk_client_stream *worker, *unknown;
@@ -123,7 +123,7 @@ static void test_health_watch_reports_changes(void **state)
     fixture_end(&fixture, 0);
 }
 
-/* Goal: watchers are bounded, and one that leaves makes room. */
+/* Goal: the number of watchers is bounded, and a watcher that leaves frees its place. */
 static void test_health_watch_too_many_are_refused(void **state)
 {
     struct rk_client_stream *watchers[32], *late;
@@ -139,7 +139,7 @@ static void test_health_watch_too_many_are_refused(void **state)
     assert_fails(rk_client_finish(late), RK_RESOURCE_EXHAUSTED, "32 health watches");
     rk_client_cancel(watchers[0]);
     assert_fails(rk_client_finish(watchers[0]), RK_CANCELLED, "");
-    for (int attempt = 0;; attempt++) { /* the daemon learns of the cancellation a moment later */
+    for (int attempt = 0;; attempt++) { /* the daemon processes the cancellation asynchronously */
         struct rk_bytes message;
 
         late = watch(fixture.client, "");
@@ -157,8 +157,8 @@ static void test_health_watch_too_many_are_refused(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: watches whose request does not come are bounded in number, and hinder no probe. Method: 200 of them
- * over several connections; the oldest end at once, before the 10 s that each would have. */
+/* Goal: watch calls without a request are bounded in number and do not block probes. Method: 200 of them over
+ * several connections; the oldest end at once, before their timeout of 10 s. */
 static void test_health_watch_without_a_request_makes_room(void **state)
 {
     struct rk_client_stream *streams[NUM_SILENT];
@@ -180,7 +180,7 @@ static void test_health_watch_without_a_request_makes_room(void **state)
     }
     for (int i = PER_CLIENT; i < NUM_SILENT; i++) {
         rk_client_cancel(streams[i]);
-        rk_status_free(rk_client_finish(streams[i])); /* or they had to make room, too */
+        rk_status_free(rk_client_finish(streams[i])); /* these may have been ended too */
     }
     for (int i = 0; i < NUM_SILENT / PER_CLIENT; i++)
         rk_client_destroy(clients[i]);

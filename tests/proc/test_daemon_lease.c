@@ -1,4 +1,4 @@
-/* Fencing with a real daemon: one driver at a time, and what becomes of its work when it goes. */
+/* Fencing with a real daemon: one driver at a time, and the end of its work when it disconnects. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -37,7 +37,8 @@ static struct rk_status *keep_alive(struct rk_client *client, const struct rk_cl
     return rk_client_finish(stream);
 }
 
-/* Goal: the second driver is told who holds the lease; with takeover it gets it, and the first is fenced out.
+/* Goal: the second driver's error names the holder of the lease; with takeover it gets the lease, and the
+ * first driver's calls are rejected.
  */
 static void test_second_driver_is_refused_until_it_takes_over(void **state)
 {
@@ -64,7 +65,8 @@ static void test_second_driver_is_refused_until_it_takes_over(void **state)
     second.epoch = 3;
     assert_refused(rk_client_acquire(fixture.client, &second, &second_lease), RK_FAILED_PRECONDITION,
                    "STALE_EPOCH");
-    assert_ok(keep_alive(fixture.client, &first_lease)); /* refusals took nothing from the first */
+    assert_ok(keep_alive(fixture.client, &first_lease)); /* rejected requests did not affect the first
+                                                          * driver */
     second.epoch = 4;
     assert_ok(rk_client_acquire(fixture.client, &second, &second_lease));
 
@@ -111,9 +113,9 @@ static void test_stale_driver_changes_nothing(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: when the driver falls silent, its running call is ended, its models stay for the grace period and go
- * after it. Method: a TTL of 5 s, the shortest there is, and a grace period that a busy machine does not
- * miss. */
+/* Goal: when the driver stops renewing its lease, its running call is cancelled, and its models are kept for
+ * the grace period and then freed. Method: the minimum TTL of 5 s, and a grace period that is long enough for
+ * a busy machine. */
 static void test_lapsed_lease_ends_work_and_then_frees_models(void **state)
 {
     static const char *const args[] = {"--lease.ttl=5s", "--lease.grace=8s", NULL};
@@ -137,7 +139,7 @@ static void test_lapsed_lease_ends_work_and_then_frees_models(void **state)
     header = fixture_header(&fixture, "actor", "get_mesh_info");
     assert_refused(fixture_execute(&fixture, &header, NULL, NULL), RK_FAILED_PRECONDITION, "LEASE_EXPIRED");
 
-    fixture_lead(&fixture); /* within the grace period: the models are still there */
+    fixture_lead(&fixture); /* within the grace period: the models still exist */
     assert_ok(rk_client_get_status(fixture.client, &status));
     assert_string_equal(status.state, "READY");
 
@@ -149,7 +151,7 @@ static void test_lapsed_lease_ends_work_and_then_frees_models(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: a new driver ends the call of the one that it displaces, and can configure and work at once. */
+/* Goal: a takeover ends the previous driver's call, and can configure and work at once. */
 static void test_takeover_ends_running_call(void **state)
 {
     struct rk_client_stream *stream;
@@ -172,7 +174,7 @@ static void test_takeover_ends_running_call(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: what the next number is, a driver can take from the lease's answer: in a new epoch it is 1. */
+/* Goal: the lease's reply gives the next sequence number: in a new epoch it is 1. */
 static void test_lease_last_seq_is_of_its_own_epoch(void **state)
 {
     struct rk_acquire_lease_request request = {.driver_id = "next", .takeover = true};

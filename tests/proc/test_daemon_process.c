@@ -1,4 +1,4 @@
-/* The process: how it starts, what it holds, how it ends. */
+/* The process: its start, its sockets and files, its end. */
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@ static int run_to_end(const char *const *args, char **errors)
     return code;
 }
 
-/* Goal: the daemon answers within a second of its start, and its first line says where. */
+/* Goal: the daemon answers within a second of its start, and its first line has the address. */
 static void test_rankd_start_is_quick(void **state)
 {
     int64_t begin_ns = rk_time_now_ns();
@@ -45,7 +45,7 @@ static void test_rankd_start_is_quick(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: every wrong command line ends with 2 and says what is wrong. */
+/* Goal: every invalid command line exits with 2 and an error message. */
 static void test_rankd_bad_configuration_exits_with_2(void **state)
 {
     static const struct {
@@ -82,8 +82,8 @@ static void test_rankd_bad_configuration_exits_with_2(void **state)
     }
 }
 
-/* Goal: an address that no interface has yet is no mistake of the configuration: a service manager tries
- * again. With one it is. */
+/* Goal: an address that no interface has yet is not a configuration error, so that a service manager retries;
+ * other configuration errors still are. */
 static void test_rankd_address_not_there_yet_exits_with_1(void **state)
 {
     static const char *const missing[] = {"--rpc.listen=192.0.2.1:7000", "--insecure", NULL};
@@ -116,7 +116,7 @@ static void test_rankd_help_version_and_check_exit_with_0(void **state)
     rk_proc_destroy(proc);
 }
 
-/* Goal: what a start would end at, --check-config finds, each with its key and all at once. */
+/* Goal: --check-config reports all errors at which a start would fail, each with its key. */
 static void test_rankd_check_config_tries_a_start(void **state)
 {
     static const char *const bad[] = {"--check-config",
@@ -154,7 +154,7 @@ static void test_rankd_check_config_tries_a_start(void **state)
     rk_free(errors);
 }
 
-/* Goal: a configuration can be checked while the daemon runs that has it. */
+/* Goal: a configuration can be checked while a daemon with it is running. */
 static void test_rankd_check_config_beside_its_daemon_exits_with_0(void **state)
 {
     struct fixture fixture;
@@ -169,7 +169,7 @@ static void test_rankd_check_config_beside_its_daemon_exits_with_0(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: a text that could not be written is a failure. */
+/* Goal: failing to write output is an error. */
 static void test_rankd_text_to_a_full_disk_exits_with_1(void **state)
 {
     static const char *const flags[] = {"--help", "--version", "--check-config"};
@@ -188,7 +188,7 @@ static void test_rankd_text_to_a_full_disk_exits_with_1(void **state)
     rk_free(program);
 }
 
-/* Goal: a state directory that is broken stays so: a service manager shall not start the daemon again. */
+/* Goal: a damaged state directory is a permanent error: a service manager must not restart the daemon. */
 static void test_rankd_broken_state_exits_with_2(void **state)
 {
     char *dir = rk_test_temp_path("state"), *path = rk_path_join(dir, "epoch");
@@ -205,7 +205,7 @@ static void test_rankd_broken_state_exits_with_2(void **state)
     rk_free(dir);
 }
 
-/* A second daemon with `args` exits with 4 while the first goes on as if nothing had been. */
+/* A second daemon with `args` exits with 4, and the first is not affected. */
 static void check_second_is_refused(const char *const *args, const char *second_arg, const char *text)
 {
     const char *second[] = {second_arg, NULL};
@@ -228,7 +228,7 @@ static void check_second_is_refused(const char *const *args, const char *second_
         fail_msg("'%s' is not in: %s", text, errors);
     rk_free(errors);
     assert_ok(rk_client_get_status(fixture.client, &status));
-    late = rk_client_create(rk_proc_address(fixture.proc), NULL); /* a new connection finds it, too */
+    late = rk_client_create(rk_proc_address(fixture.proc), NULL); /* a new connection reaches it, too */
     assert_ok(rk_client_get_status(late, &status));
     rk_client_destroy(late);
     fixture_stop(&fixture);
@@ -250,7 +250,7 @@ static void test_rankd_second_on_same_address_exits_with_4(void **state)
     rk_free(socket);
 }
 
-/* Goal: only owner and group reach the socket file, and one that was left by a kill does not hinder. */
+/* Goal: only owner and group can access the socket file, and one left by a killed daemon is replaced. */
 static void test_rankd_unix_socket_survives_a_kill(void **state)
 {
     char *socket = rk_test_temp_path("killed.sock"), *flag = rk_format("--rpc.listen=unix:%s", socket);
@@ -301,8 +301,8 @@ static int64_t list_sockets(pid_t pid, unsigned long *inodes, int64_t max)
     return count;
 }
 
-/* Inode of a listening socket in a line of /proc/net/tcp, tcp6 (state 0A) or unix (flag 00010000); 0: another
- * line. */
+/* Inode of a listening socket in a line of /proc/net/tcp, tcp6 (state 0A) or unix (flag 00010000); 0: not a
+ * listening socket. */
 static unsigned long listening_inode(const char *line, bool is_unix)
 {
     unsigned long inode = 0;
@@ -335,7 +335,7 @@ static int64_t count_listeners(pid_t pid)
     return count;
 }
 
-/* Goal: the daemon listens where it was told to and nowhere else; the collectives' listener of a Configure is
+/* Goal: the daemon listens only at its configured address; the collectives' listener of a Configure is
  * closed once the mesh is up. */
 static void test_rankd_listens_on_the_configured_address_only(void **state)
 {
@@ -349,7 +349,7 @@ static void test_rankd_listens_on_the_configured_address_only(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: with state.dir a restarted daemon refuses drivers from before. */
+/* Goal: with state.dir a restarted daemon rejects earlier drivers. */
 static void test_rankd_epoch_survives_a_kill(void **state)
 {
     struct rk_acquire_lease_request request = {.driver_id = "a", .epoch = 41};

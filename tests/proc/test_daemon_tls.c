@@ -1,4 +1,4 @@
-/* A daemon whose TCP is TLS, as clients find it. */
+/* A daemon with TLS on TCP. */
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
@@ -17,7 +17,7 @@
 #define OTHER_TOKEN "eeeeeeeeeeeeeeeeeeeeeeeeeeeeeeee"
 #define ARGS_MAX    8
 
-/* Flags of files, as the daemon takes them. Borrowed until the next call. */
+/* The daemon's flags for TLS files. Borrowed until the next call. */
 static const char *const *tls_args(const char *file, const char *ca, const char *const *more)
 {
     static char *made[3];
@@ -55,7 +55,7 @@ static void stop(struct rk_proc *proc)
     rk_proc_destroy(proc);
 }
 
-/* GetStatus on a connection of its own. */
+/* GetStatus on a new connection. */
 static struct rk_status *ask_at(const char *address, const char *token, const char *file, const char *ca)
 {
     struct rk_tls_files files = rk_test_tls_files(file, ca);
@@ -89,8 +89,8 @@ static void assert_logged(struct rk_proc *proc, const char *text)
     fail_msg("no \"%s\" in: %s", text, log);
 }
 
-/* Goal: with rpc.tls_ca only those are answered whose certificate it has signed, and the log says who was not
- * and why. */
+/* Goal: with rpc.tls_ca only clients with a certificate of this authority are answered; the log has the
+ * rejected ones with the reason. */
 static void test_daemon_tls_mutual(void **state)
 {
     struct rk_proc *proc = start("host", "ca", NULL);
@@ -104,7 +104,7 @@ static void test_daemon_tls_mutual(void **state)
     assert_code(ask(proc, NULL, "stranger", "ca"), RK_UNAVAILABLE);
     assert_logged(proc, "signed by 'other_ca'");
     assert_code(ask(proc, NULL, "client", "other_ca"), RK_UNAVAILABLE);
-    assert_logged(proc, "it closed the connection"); /* gRPC does not say why */
+    assert_logged(proc, "it closed the connection"); /* gRPC does not report the reason */
     plain = rk_client_create(rk_proc_address(proc), NULL);
     assert_code(rk_client_get_status(plain, &status), RK_UNAVAILABLE);
     rk_client_destroy(plain);
@@ -140,14 +140,14 @@ static void test_daemon_tls_with_tokens(void **state)
     assert_ok(ask(proc, OTHER_TOKEN, "client", "ca"));
     assert_ok(ask(proc, NULL, "client", "ca"));
     assert_refused(ask(proc, NULL, NULL, "ca"), RK_UNAUTHENTICATED, "TOKEN");
-    assert_code(ask(proc, TOKEN, "stranger", "ca"), RK_UNAVAILABLE); /* what is shown must be right */
+    assert_code(ask(proc, TOKEN, "stranger", "ca"), RK_UNAVAILABLE); /* a given certificate must be valid */
     stop(proc);
     rk_free(flag);
     rk_free(path);
 }
 
-/* Goal: SIGHUP takes a new certificate for new connections; while the file is half-written, expired or
- * another's, the old one stays and the log says why; connections go on through all of it. */
+/* Goal: SIGHUP loads a new certificate for new connections; if the file is incomplete, expired or does not
+ * match the key, the old one is kept and the log has the reason; existing connections continue. */
 static void test_daemon_tls_reload(void **state)
 {
     static const struct {
@@ -185,7 +185,7 @@ static void test_daemon_tls_reload(void **state)
     stop(proc);
 }
 
-/* Goal: a start with files that are wrong ends with exit code 2 and the file. */
+/* Goal: a start with invalid files exits with code 2 and names the file. */
 static void test_daemon_tls_refuses_to_start(void **state)
 {
     static const char *const outside[] = {"--rpc.listen=0.0.0.0:0", "--comm.listen=unix", NULL};
@@ -215,8 +215,8 @@ static void test_daemon_tls_refuses_to_start(void **state)
     }
 }
 
-/* Goal: who connects and does not come to the end of the handshake is cut after its 5 s, whatever it sends of
- * it, and hinders nobody. */
+/* Goal: a connection that does not complete the handshake within 5 s is closed, for every part of it that is
+ * sent, and does not block others. */
 static void test_daemon_tls_slow_handshake(void **state)
 {
     static const unsigned char record[] = {22, 3, 1,    2, 0, 1,
@@ -235,7 +235,8 @@ static void test_daemon_tls_slow_handshake(void **state)
             assert_true(send(fds[i], record, 1 + i % sizeof(record), MSG_NOSIGNAL) > 0);
     }
     assert_ok(ask(proc, NULL, "client", "ca"));
-    while (rk_time_now_ns() - begin_ns < 4000000000LL) { /* a byte now and then does not help */
+    while (rk_time_now_ns() - begin_ns < 4000000000LL) { /* sending single bytes does not extend the
+                                                          * timeout */
         for (size_t i = 1; i < RK_ARRAY_LEN(fds); i += 4)
             (void)send(fds[i], "", 1, MSG_NOSIGNAL);
         rk_time_sleep_ms(500);

@@ -1,4 +1,4 @@
-/* The RPC Watch: what a watcher hears, and that one who does not listen disturbs nobody. */
+/* The RPC Watch: the events that a watcher gets; a watcher that does not read does not disturb others. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,11 +10,11 @@
 #include "tests/proc/daemon_fixture.h"
 #include "tests/support/h2_raw.h"
 
-#define TOGGLES          1500 /* of drain: with two events each, more than the ring and all buffers hold */
-#define TOGGLES_PER_PUMP 50   /* a connection that answers no ping for 8 s is cut */
+#define TOGGLES          1500 /* of drain: their events, two each, exceed the ring and all buffers */
+#define TOGGLES_PER_PUMP 50   /* a connection that answers no ping for 8 s is closed */
 #define NUM_SLOW         8
 #define WATCHERS_MAX     32
-#define STALL_MS         45000 /* the daemon cuts a stalled watcher after 30 s */
+#define STALL_MS         45000 /* the daemon ends a stalled watcher after 30 s */
 
 static struct rk_client_stream *watch(struct rk_client *client, const struct rk_watch_request *request)
 {
@@ -67,8 +67,8 @@ static void drain(struct rk_client *client, bool undo)
     rk_str_fini(&packed);
 }
 
-/* Goal: state, lease, calls with their duration, their metrics and log lines come in the order in which they
- * happened; the first message is the daemon as it is. */
+/* Goal: state, lease, calls with their duration, their metrics and log lines arrive in order; the first
+ * message has the current state of the daemon. */
 static void test_watch_tells_what_happens(void **state)
 {
     struct rk_client_stream *stream;
@@ -118,7 +118,7 @@ static void test_watch_tells_what_happens(void **state)
     } while (!strstr(event.message, "reloaded"));
     assert_string_equal(field(&event, "level")->text, "info");
 
-    /* The last thing a watcher hears is that the daemon goes down. */
+    /* The last event is the daemon's shutdown. */
     rk_proc_signal(fixture.proc, SIGTERM);
     do {
         read_until(watcher, stream, "state", &event);
@@ -130,7 +130,7 @@ static void test_watch_tells_what_happens(void **state)
     fixture_end(&fixture, 0);
 }
 
-/* Goal: a running call tells its progress to those who watch. */
+/* Goal: watchers get the progress of a running call. */
 static void test_watch_tells_progress(void **state)
 {
     struct rk_watch_request request = {.num_kinds = 1, .kinds = (const char *const[]){"progress"}};
@@ -155,7 +155,7 @@ static void test_watch_tells_progress(void **state)
     assert_true(field(&event, "phase")->text[0] != 0);
     assert_in_range(field(&event, "done")->integer, 0, field(&event, "total")->integer);
     assert_ok(fixture_cancel(&fixture, &header, false, outcome));
-    fixture_read_result(&fixture, call, NULL); /* the end comes behind the progress that was sent */
+    fixture_read_result(&fixture, call, NULL); /* the end follows the progress that was sent */
     assert_fails(rk_client_finish(call), RK_CANCELLED, "");
     rk_batch_destroy(fixture.prompts);
     fixture.prompts = NULL;
@@ -165,7 +165,7 @@ static void test_watch_tells_progress(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: the events that the ring still has, and then the end. */
+/* Goal: past_only gives the events in the ring and then ends. */
 static void test_watch_of_the_past_ends(void **state)
 {
     struct rk_watch_request request = {
@@ -189,7 +189,7 @@ static void test_watch_of_the_past_ends(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: requests that make no sense are refused by the name of their field. */
+/* Goal: invalid requests are rejected with the name of the field. */
 static void test_watch_bad_requests_are_refused(void **state)
 {
     struct rk_client_stream *stream;
@@ -205,13 +205,13 @@ static void test_watch_bad_requests_are_refused(void **state)
     fixture_stop(&fixture);
 }
 
-/* --- watchers that do not read: HTTP/2 by hand, with the smallest windows, which are never opened. They
- * answer pings, so that the daemon takes them for well. --- */
+/* --- watchers that do not read: hand-written HTTP/2 with minimal windows, which are never enlarged. They
+ * answer pings, so that the connection stays open. --- */
 
 struct raw_watcher {
     int fd;
-    struct rk_str in;     /* bytes that are no whole frame yet */
-    struct rk_str data;   /* what came in DATA frames and was not taken */
+    struct rk_str in;     /* bytes of an incomplete frame */
+    struct rk_str data;   /* received in DATA frames and not consumed */
     struct rk_str header; /* of the last HEADERS frame */
     bool has_ended;
 };
@@ -254,7 +254,7 @@ static void raw_close(struct raw_watcher *raw)
     rk_str_fini(&raw->header);
 }
 
-/* Takes `bytes` away from the front. */
+/* Removes `bytes` from the beginning. */
 static void drop_front(struct rk_str *text, size_t bytes)
 {
     struct rk_str rest = {0};
@@ -282,7 +282,7 @@ static void raw_take_frame(struct raw_watcher *raw, int type, int flags, uint32_
     }
 }
 
-/* Looks at what came, and answers what has to be answered. */
+/* Processes received frames, and answers those that need a reply. */
 static void raw_pump(struct raw_watcher *raw)
 {
     char buffer[65536];
@@ -307,7 +307,7 @@ static void raw_pump(struct raw_watcher *raw)
     }
 }
 
-/* The next event of what has come; false: no whole one is there. */
+/* The next received event; false: none is complete. */
 static bool raw_next(struct raw_watcher *raw, struct rk_arena *arena, struct rk_watch_event *event)
 {
     const uint8_t *head = (const uint8_t *)raw->data.text;
@@ -323,7 +323,7 @@ static bool raw_next(struct raw_watcher *raw, struct rk_arena *arena, struct rk_
     return true;
 }
 
-/* Opens the windows of the stream and of the connection: from now on it reads. */
+/* Enlarges the windows of the stream and of the connection, so that data arrives. */
 static void raw_open_windows(struct raw_watcher *raw)
 {
     static const uint8_t increment[4] = {0x10, 0, 0, 0};
@@ -349,7 +349,7 @@ static void toggle_drain(struct fixture *fixture, int times)
     }
 }
 
-/* Reads until the last event is "BUSY -> READY", and asserts that every event came once or was counted as
+/* Reads until the last event is "BUSY -> READY", and asserts that every event arrived once or was counted as
  * lost. */
 static void read_to_the_end(struct raw_watcher *raw)
 {
@@ -384,8 +384,8 @@ static void read_to_the_end(struct raw_watcher *raw)
     rk_arena_destroy(arena);
 }
 
-/* Goal: watchers that read nothing keep no call waiting, cost no memory beyond the ring, and learn exactly
- * how many events they missed once they read again. Method: the daemon's state goes to and fro meanwhile. */
+/* Goal: watchers that do not read block no call, use no memory beyond the ring, and get the exact number of
+ * missed events once they read again. Method: the daemon's state is toggled meanwhile. */
 static void test_watch_slow_watchers_disturb_nobody(void **state)
 {
     struct raw_watcher slow[NUM_SLOW];
@@ -397,7 +397,7 @@ static void test_watch_slow_watchers_disturb_nobody(void **state)
     fixture_lead(&fixture);
     fixture_init_models(&fixture);
     assert_ok(fixture_generate(&fixture, 2));
-    toggle_drain(&fixture, TOGGLES); /* the ring is full once before anything is measured */
+    toggle_drain(&fixture, TOGGLES); /* fills the ring once before the measurement */
     rss_kib = rk_proc_peak_rss_kib(fixture.proc);
     for (int i = 0; i < NUM_SLOW; i++)
         raw_open(&slow[i], rk_proc_address(fixture.proc), &(struct rk_watch_request){0});
@@ -421,7 +421,8 @@ static void test_watch_slow_watchers_disturb_nobody(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: watchers are bounded; one that never reads loses its place, with a status that says why. */
+/* Goal: the number of watchers is bounded; one that never reads is ended, with a status that has the
+ * reason. */
 static void test_watch_places_are_bounded_and_given_back(void **state)
 {
     struct raw_watcher watchers[WATCHERS_MAX];

@@ -1,5 +1,5 @@
-/* Futures on groups of real daemons: results are those of synchronous calls, a cancel leaves the group
- * usable, and a lost daemon is the business of its own group. */
+/* Futures on groups of real daemons: results equal those of synchronous calls, a cancel leaves the group
+ * usable, and a lost daemon affects only its own group. */
 #include <signal.h>
 #include <string.h>
 
@@ -65,7 +65,7 @@ static void stop_group(struct group *group)
         rk_proc_destroy(group->daemons[i]);
 }
 
-/* The batch and the options are gone when this returns: the future needs neither. */
+/* Frees the batch and the options: the future needs neither. */
 static struct rk_future *start(struct group *group, const char *text)
 {
     struct rk_json *options = parse(text);
@@ -118,8 +118,8 @@ static void assert_generates(struct group *group)
     rk_driver_result_fini(&result);
 }
 
-/* Goal: many calls in the queues of two groups at once give, each, the bits of a call alone, in whatever
- * order they are taken. */
+/* Goal: many queued calls of two groups each give results bit-identical to a single call, for every order of
+ * taking them. */
 static void test_futures_have_the_results_of_calls(void **state)
 {
     struct group groups[NUM_GROUPS];
@@ -149,7 +149,7 @@ static void test_futures_have_the_results_of_calls(void **state)
         stop_group(&groups[i]);
 }
 
-/* Goal: a cancelled call ends soon, those behind it run, and the group works on without a Configure. */
+/* Goal: a cancelled call ends soon, queued ones run, and the group continues without a Configure. */
 static void test_futures_cancel(void **state)
 {
     struct group group;
@@ -176,7 +176,7 @@ static void test_futures_cancel(void **state)
 }
 
 /* Goal: a daemon that is killed ends the calls of its group, running and queued, within seconds; the other
- * group's call goes on. */
+ * group's call continues. */
 static void test_futures_lost_daemon(void **state)
 {
     struct group groups[NUM_GROUPS];

@@ -1,7 +1,8 @@
 #!/bin/sh
-# test_driver_installed.sh BUILD_DIR CC [FLAG]: goal: a C program is built from an installed copy alone, by pkg-config, and
-# commands daemons. Method: install into a directory, move it, compile examples/c against it, and run it on two groups of
-# installed daemons; the SONAME has the number of the ABI, and equal groups give equal tokens.
+# test_driver_installed.sh BUILD_DIR CC [FLAG]: goal: a C program can be built from an installed
+# copy alone, with pkg-config, and can command daemons. Method: install into a directory, move it,
+# compile examples/c against it, and run it on two groups of installed daemons; the SONAME has the
+# number of the ABI, and equal groups give equal tokens.
 set -eu
 build=$1
 cc=$2

@@ -1,5 +1,5 @@
-/* examples/gsm8k as its README runs it, on a tiny random chat model that is made here: it trains, validates,
- * is killed and goes on. */
+/* examples/gsm8k with the commands of its README, on a tiny random chat model: it trains, validates, is
+ * killed and resumes. */
 #include <math.h>
 #include <signal.h>
 #include <string.h>
@@ -57,7 +57,7 @@ static char *make_model(void)
     return dir;
 }
 
-/* The example, cut down to four short steps on two daemons. */
+/* The example, reduced to four short steps on two daemons. */
 static struct rk_proc *start(const char *model, const char *dir)
 {
     char *path = rk_format("actor_rollout_ref.model.path=%s", model);
@@ -83,7 +83,7 @@ static struct rk_proc *start(const char *model, const char *dir)
     return proc;
 }
 
-/* The step has what it should have, with the bits of the run in one go. */
+/* Checks the step's metrics; they must be bit-identical to those of the uninterrupted run. */
 static void assert_step(const char *dir, const char *straight, int64_t step)
 {
     struct rk_json *metrics = read_metrics(dir, step + 1); /* step 0 is the first line */
@@ -102,8 +102,8 @@ static void assert_step(const char *dir, const char *straight, int64_t step)
     rk_json_free(metrics);
 }
 
-/* Goal: the commands of the README: run, lose everything after the checkpoint of step 2, run again; what is
- * left has each step once, with its validations, and the same weights as a run in one go. */
+/* Goal: the commands of the README: run, lose everything after the checkpoint of step 2, run again; the
+ * result has each step once, with its validations, and the same weights as an uninterrupted run. */
 static void test_gsm8k_example_is_killed_and_goes_on(void **state)
 {
     char *model = make_model(), *straight = new_run_dir(), *dir = new_run_dir();

@@ -1,7 +1,8 @@
 #!/bin/sh
-# test_install.sh BUILD_DIR CC [FLAG]: goal: what an installation leaves holds together. Method: install into a directory; the units
-# start the program that is there, and systemd (where it is) finds nothing wrong with them; the .proto files compile,
-# and so does a program that uses the driver's library; the links of the pages lead to pages.
+# test_install.sh BUILD_DIR CC [FLAG]: goal: an installation is consistent. Method: install into a
+# directory; the units start the installed program, and systemd-analyze (if available) reports no
+# errors; the .proto files compile, and so does a program with the driver library; links of pages
+# refer to installed pages.
 set -eu
 build=$1
 cc=$2
@@ -17,7 +18,7 @@ if [ "$program" != "$prefix/bin/rankd" ] || [ ! -x "$program" ]; then
     exit 1
 fi
 if command -v systemd-analyze >/dev/null; then
-    # An instance: a template has no name for %i. Keys that are misspelt and programs that are missing fail here.
+    # An instance: a template has no value for %i. Misspelled keys and missing programs fail here.
     cp "$prefix/lib/systemd/system/rankd@.service" "$prefix/rankd@0.service"
     systemd-analyze verify --recursive-errors=no "$prefix/rankd@0.service"
 fi
@@ -25,7 +26,7 @@ for field in 'u rankd' 'm rankd video' 'm rankd render'; do
     grep -q "^$field" "$prefix/lib/sysusers.d/rankd.conf"
 done
 
-# What is installed of the protocol compiles by itself, and declares nothing but rankd.v1.
+# The installed part of the protocol compiles alone, and declares only rankd.v1.
 protoc -I "$prefix/share/rankd/proto" --descriptor_set_out="$prefix/set" \
     rankd/v1/common.proto rankd/v1/worker.proto rankd/v1/admin.proto
 if grep -rn '^package' "$prefix/share/rankd/proto" | grep -v 'package rankd.v1;'; then
@@ -33,10 +34,10 @@ if grep -rn '^package' "$prefix/share/rankd/proto" | grep -v 'package rankd.v1;'
     exit 1
 fi
 
-# The converter of Parquet files runs where it is installed.
+# The installed converter of Parquet files runs.
 python3 "$prefix/share/rankd/python/rankd_parquet_to_jsonl.py" --help >/dev/null
 
-# A program in C, with what is installed and nothing else.
+# A C program with only the installed files.
 for header in algo chat dataset driver reward tokenizer; do
     echo "#include \"driver-cli/rk_$header.h\""
 done >"$prefix/all.c"

@@ -1,5 +1,5 @@
-/* The example learns, and long runs do not grow. On release binaries: with sanitizers it would take too long
- * and its memory would say nothing. */
+/* The example learns, and the memory of long runs does not grow. Release binaries only: sanitizers are too
+ * slow and change memory use. */
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,9 +11,8 @@
 
 #define NUM_DAEMONS     4
 #define RUN_TIMEOUT_MS  240000
-#define REWARD_RISE_MIN 0.4 /* mean of the last 10 steps over that of the first 3 */
-#define RSS_GROWTH_KIB \
-    1024 /* over 100 steps: pages that the allocator touches late, not growth with the steps */
+#define REWARD_RISE_MIN 0.4  /* mean of the last 10 steps over that of the first 3 */
+#define RSS_GROWTH_KIB  1024 /* over 100 steps: pages that the allocator touches late, not growth per step */
 
 /* Goal: the shipped seed and two others. Method: the example as scripts/quickstart.sh runs it. */
 static void test_learn_every_seed_raises_the_reward(void **state)
@@ -68,7 +67,7 @@ static void wait_steps(const char *dir, int64_t steps)
     }
 }
 
-/* Goal: 100 cycles of generate and update leave the resident memory of each daemon where it was. */
+/* Goal: 100 cycles of generate and update do not increase the resident memory of the daemons. */
 static void test_learn_memory_of_the_daemons_is_flat(void **state)
 {
     char *dir = new_run_dir();

@@ -1,5 +1,5 @@
-/* The digits example learns with other algorithms, and with layers of experts, too: one of them a binary
- * (RK_TEST_ALGORITHM). On release binaries; the seven take a quarter of an hour on two cores. */
+/* The digits example learns with other algorithms, and with layers of experts, too: one of them per process
+ * (RK_TEST_ALGORITHM). Release binaries only; the seven take a quarter of an hour on two cores. */
 #include <string.h>
 
 #include "base/rk_alloc.h"
@@ -9,11 +9,13 @@
 #define EXAMPLES        RK_TEST_SOURCE_DIR "/examples/digits/"
 #define RUN_TIMEOUT_MS  900000
 #define REWARD_RISE_MIN 0.4 /* mean of the last 10 steps over that of the first 3 */
-#define STEPS           "trainer.total_training_steps=80" /* as grpo.json; the others would go on rising */
-#define ARGS_MAX        16
-#define TP              "actor_rollout_ref.actor.megatron.tensor_model_parallel_size="
+#define STEPS                                                                          \
+    "trainer.total_training_steps=80" /* as in grpo.json; the others would continue to \
+                                       * rise */
+#define ARGS_MAX 16
+#define TP       "actor_rollout_ref.actor.megatron.tensor_model_parallel_size="
 
-/* For advantages that are not divided by a deviation: the example's bonus would outweigh them. */
+/* For advantages that are not divided by a deviation: the example's entropy bonus would dominate them. */
 #define LESS_ENTROPY "actor_rollout_ref.actor.entropy_coeff=0.04"
 
 struct algorithm {

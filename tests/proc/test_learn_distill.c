@@ -9,7 +9,7 @@
 #define ACTOR          "actor_rollout_ref.actor."
 #define LOSS           "distillation.distillation_loss."
 #define RUN_TIMEOUT_MS 900000
-#define LAST_STEPS     5 /* that the KL is the mean of: samples are drawn at temperature 1 */
+#define LAST_STEPS     5 /* steps over which the KL is averaged, because samples are drawn at temperature 1 */
 
 static void run(const char *job, const char *dir, const char *const *more)
 {
@@ -24,7 +24,7 @@ static void run(const char *job, const char *dir, const char *const *more)
     outcome_fini(&outcome);
 }
 
-/* A policy that GRPO has begun to sharpen, from other weights than the student's. */
+/* A policy trained with GRPO for some steps, from weights that differ from the student's. */
 static char *make_teacher(void)
 {
     static const char *const more[] = {ACTOR "megatron.seed=7", "trainer.total_training_steps=2", NULL};
@@ -46,7 +46,7 @@ static double loss_at(const char *dir, int64_t step)
 }
 
 /* Goal: the estimate at the sampled tokens, and the KL over the whole vocabulary (14 ids), fall below a tenth
- * of what they were. */
+ * of their initial values. */
 static void test_distillation_brings_the_kl_below_a_tenth(void **state)
 {
     static const char *const modes[] = {LOSS "loss_mode=k2", LOSS "loss_mode=forward_kl_topk"};

@@ -31,8 +31,8 @@ static struct rk_json *run_seeded(const char *job, const char *seed_value, const
 }
 
 /* Goal: SFT reaches an accuracy of 0.9 on all prompts, a ninth of them held out, from random weights; GRPO
- * goes on from its model and stays there. Its entropy bonus is less than the example's, which finds answers
- * from random weights and takes 0.05 of the accuracy from a model that knows them. */
+ * continues from its model and keeps the accuracy. The entropy bonus is smaller than the example's, which is
+ * needed to find answers from random weights and would reduce the accuracy of a trained model by 0.05. */
 static void test_sft_then_grpo(void **state)
 {
     (void)state;
@@ -51,7 +51,7 @@ static void test_sft_then_grpo(void **state)
 
         rk_json_free(run_seeded(SFT_JOB, seeds[i], sft, NULL));
         last = run_seeded(TINY_JOB, seeds[i], grpo, more);
-        first = read_metrics(grpo, 1); /* the validation of the model that SFT left */
+        first = read_metrics(grpo, 1); /* the validation of the model trained by SFT */
         before = metric(first, ACCURACY);
         after = metric(rk_json_find(last, "validation"), ACCURACY);
         print_message("seed %s: accuracy %.3f, after 10 steps of GRPO %.3f\n", seeds[i], before, after);
@@ -65,7 +65,7 @@ static void test_sft_then_grpo(void **state)
     }
 }
 
-/* Goal: DPO raises the margin between held-out answers from 0, and prefers the right one of each. */
+/* Goal: DPO raises the margin between held-out answers from 0, and prefers the right one of every pair. */
 static void test_dpo_raises_the_held_out_margin(void **state)
 {
     (void)state;
@@ -77,7 +77,7 @@ static void test_dpo_raises_the_held_out_margin(void **state)
         print_message("seed %s: margin %.3f, accuracy %.3f\n", seeds[i],
                       metric(validation, "val/rewards/margins"),
                       metric(validation, "val/rewards/accuracies"));
-        assert_true(metric(first, "val/rewards/margins") == 0.0); /* the policy is its reference */
+        assert_true(metric(first, "val/rewards/margins") == 0.0); /* the policy equals its reference */
         assert_true(metric(validation, "val/rewards/margins") >= 1.0);
         assert_true(metric(validation, "val/loss") < metric(first, "val/loss"));
         assert_true(metric(validation, "val/rewards/accuracies") >= 0.9);

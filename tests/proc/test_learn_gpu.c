@@ -1,6 +1,6 @@
 /* Goal: the example learns on 1, 2 and 4 GPUs as it does on the CPU. Sampled tokens are functions of counters
- * and logits, so in the first steps the same weights give the same answers but where the rounding of a logit
- * decides; then the curves drift apart like those of two seeds, and end at the same level. */
+ * and logits, so in the first steps equal weights give equal responses, except where the rounding of a logit
+ * decides; later the curves differ like those of two seeds, and end at the same level. */
 #include <math.h>
 #include <string.h>
 
@@ -12,14 +12,14 @@
 #define PPO_JOB        RK_TEST_SOURCE_DIR "/examples/digits/ppo.json"
 #define TP             "actor_rollout_ref.actor.megatron.tensor_model_parallel_size="
 
-/* In the first steps (seen: equal rewards for 11 steps, gradient norms within 1e-6): of the 1440 answers of a
- * step two may differ, each by the whole score; the norms are those of three updates in fp32. */
+/* In the first steps (seen: equal rewards for 11 steps, gradient norms within 1e-6): of the 1440 responses of
+ * a step two may differ, each by the whole score; the norms are those of three fp32 updates. */
 #define NUM_EQUAL_STEPS     5
 #define REWARD_TOLERANCE    (2.0 / 1440.0)
 #define GRAD_NORM_TOLERANCE 1e-3
 
 #define REWARD_RISE_MIN 0.4 /* as in test_learn.c */
-/* Of the last 10 steps; seeds on the CPU end within 0.04 of one another. */
+/* Of the last 10 steps; seeds on the CPU differ by at most 0.04. */
 #define LAST_REWARD_TOLERANCE 0.05
 
 struct curve {
@@ -102,7 +102,7 @@ static void test_learn_on_gpus_agrees_with_the_cpu(void **state)
     }
 }
 
-/* Goal: so does a critic beside the actor. */
+/* Goal: the same with a critic. */
 static void test_learn_ppo_on_gpus_raises_the_reward(void **state)
 {
     (void)state;

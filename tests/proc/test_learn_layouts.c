@@ -1,8 +1,9 @@
 /* The digits job with four layers learns on every layout as on one rank: the first step has the same numbers,
- * and so many steps later the reward is as high. In between, a token that a rounded logit decides sets the
- * curves apart like those of two seeds.
+ * and after 60 steps the reward is as high. In between the curves differ like those of two seeds, because the
+ * rounding of a logit may change a token.
  *
- * RK_TEST_DAEMONS: the layouts with so many daemons (default 4). RK_TEST_DEVICE=cuda: on as many GPUs. */
+ * RK_TEST_DAEMONS: selects the layouts with that many daemons (default 4). RK_TEST_DEVICE=cuda: on as many
+ * GPUs. */
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
 #include "base/rk_str.h"
@@ -14,8 +15,8 @@
 #define ARGS_MAX        24
 #define STEPS           60
 
-/* Of the last 10 of 60 steps; the job begins at 0.09. One rank passes it, as all layouts do, by 0.05 or more:
- * where the curves end within that depends on the tokens that they differ in. */
+/* Of the last 10 of 60 steps; the job begins at 0.09. One rank and all layouts exceed it by 0.05 or more; the
+ * final rewards differ because of tokens that differ. */
 #define LAST_REWARD_MIN 0.85
 
 static int64_t num_daemons(void)

@@ -1,4 +1,4 @@
-/* What rankctl shows of daemons at work: events, a table, dumps. */
+/* rankctl's commands to observe daemons: events, top, debug dump. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -134,8 +134,8 @@ static void test_events_of_a_run_are_printed_in_order(void **state)
     stop_pair(&pair);
 }
 
-/* Goal: what is printed while it happens ends for a daemon that goes down, and goes on for the others until
- * it is interrupted. */
+/* Goal: following events ends for a daemon that shuts down, and continues for the others until it is
+ * interrupted. */
 static void test_events_follow_until_interrupted(void **state)
 {
     struct pair pair = start_pair();
@@ -208,7 +208,7 @@ static void extract(const char *tar)
     rk_free(command);
 }
 
-/* After a run both ranks have begun the same last; the text in the file is what was printed. */
+/* After a run both ranks have begun the same last collective; the text in the file equals the printed one. */
 static void assert_equal_collectives(const char *printed)
 {
     char *path = rk_path_join(rk_test_temp_dir(), "collectives.txt"), *text = rk_test_read_file(path, NULL);
@@ -234,7 +234,7 @@ static void assert_equal_collectives(const char *printed)
     rk_free(path);
 }
 
-/* Goal: one file has what there is to know of every daemon, and says what is missing of one that is gone. */
+/* Goal: one file has all data of every daemon, and lists the data missing from an unreachable one. */
 static void test_debug_dump_collects_all_daemons(void **state)
 {
     char *tar = rk_test_temp_path("dump.tar"), *out = rk_format("--out=%s", tar), *hosts, *text;
@@ -276,7 +276,7 @@ static void test_debug_dump_collects_all_daemons(void **state)
         rk_free(path);
         rk_free(dir);
     }
-    /* The same file again is refused; with a daemon that is not there, the rest is written. */
+    /* An existing file is not overwritten; with an unreachable daemon, the rest is written. */
     outcome = run_rankctl((const char *const[]){"debug", "dump", "--hosts", pair.hosts, out, NULL});
     assert_exit(&outcome, 1);
     assert_text("stderr", outcome.err, "exists already");
@@ -300,7 +300,7 @@ static void test_debug_dump_collects_all_daemons(void **state)
     stop_pair(&pair);
 }
 
-/* Stops the second daemon so that the first one waits for it in a collective: between calls it would not. */
+/* Stops the second daemon during a call, so that the first one waits for it in a collective. */
 static void stop_in_a_collective(const struct pair *pair)
 {
     int64_t end_ns = rk_time_now_ns() + rk_proc_timeout_ms(60000) * 1000000;
@@ -310,7 +310,7 @@ static void stop_in_a_collective(const struct pair *pair)
         bool is_waiting;
 
         rk_proc_signal(pair->daemons[1], SIGSTOP);
-        rk_time_sleep_ms(300); /* the first one comes as far as it can */
+        rk_time_sleep_ms(300); /* the first one reaches the collective */
         outcome = run_rankctl(
             (const char *const[]){"top", "--hosts", rk_proc_address(pair->daemons[0]), "--once", NULL});
         assert_exit(&outcome, 0);
@@ -324,7 +324,7 @@ static void stop_in_a_collective(const struct pair *pair)
     }
 }
 
-/* Goal: when a rank stands still, a dump says in which collective the other one waits for it. */
+/* Goal: when a rank is stopped, a dump shows the collective in which the other one waits for it. */
 static void test_debug_dump_names_the_rank_that_stands_still(void **state)
 {
     char *tar = rk_test_temp_path("still.tar"), *out = rk_format("--out=%s", tar), *dir = new_run_dir(),
@@ -355,7 +355,8 @@ static void test_debug_dump_names_the_rank_that_stands_still(void **state)
     stop_pair(&pair);
 }
 
-/* Goal: a daemon that crashes leaves its flight recorder in flight.dir; the next one of its slot keeps it. */
+/* Goal: a daemon that crashes writes its flight recorder to flight.dir; the next daemon of its slot keeps the
+ * file. */
 static void test_crash_leaves_the_flight_recorder(void **state)
 {
     char *dir = new_run_dir(), *flag, *path = NULL;
@@ -387,7 +388,7 @@ static void test_crash_leaves_the_flight_recorder(void **state)
     stop_pair(&pair);
 }
 
-/* The members "state" and `key` of worker 0 as top sees them; false when the daemon is not there any more. */
+/* The members "state" and `key` of worker 0 in top's output. */
 static double look_at_top(const char *hosts, const char *key, char state[32])
 {
     struct outcome outcome =
@@ -406,8 +407,8 @@ static double look_at_top(const char *hosts, const char *key, char state[32])
     return value;
 }
 
-/* Goal: top shows a job at work: what runs, its progress, tokens and memory; and without a terminal it prints
- * one table. */
+/* Goal: top shows a running job: its method, progress, tokens and memory; without a terminal it prints one
+ * table. */
 static void test_top_of_a_running_job(void **state)
 {
     struct pair pair = start_pair();

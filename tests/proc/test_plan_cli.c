@@ -1,4 +1,4 @@
-/* rankctl plan: what a run on as many daemons would take, from one daemon that loads nothing. */
+/* rankctl plan: the memory of a run on that many daemons, from one daemon that loads nothing. */
 #include <stdio.h>
 #include <string.h>
 
@@ -35,7 +35,7 @@ static int64_t int_at(const struct rk_json *json, const char *path)
     return rk_json_as_int(rk_json_find_path(json, path), -1);
 }
 
-/* All figures of all ranks but what is free, which is another amount every moment. */
+/* All figures of all ranks except free memory, which changes constantly. */
 static void assert_same_plan(const struct rk_json *planned, const struct rk_json *ran, int64_t num_ranks)
 {
     static const char *const lists[] = {"planned", "communication", "num_kv_blocks", "added", "role"};
@@ -85,14 +85,14 @@ static void check_against_run(int64_t count, const char *const *more)
     rk_free(world);
 }
 
-/* Goal: the plan of tp 2, dp 2 by one daemon is that of four daemons that train. */
+/* Goal: the plan of tp 2, dp 2 by one daemon equals that of four daemons that train. */
 static void test_plan_equals_run_tp2_dp2(void **state)
 {
     (void)state;
     check_against_run(4, (const char *const[]){ACTOR TP "2", NULL});
 }
 
-/* Goal: the same for roles whose meshes differ, and whose ranks share memory of ordered sums. */
+/* Goal: the same for roles with different meshes, whose ranks share the memory of ordered sums. */
 static void test_plan_equals_run_of_several_meshes(void **state)
 {
     (void)state;
@@ -101,7 +101,7 @@ static void test_plan_equals_run_of_several_meshes(void **state)
                                                "actor_rollout_ref.ref." TP "1", "numerics=strict", NULL});
 }
 
-/* Goal: the same where weights go to a rollout with a mesh of its own, which not all ranks do alike. */
+/* Goal: the same if weights are moved to a rollout with a separate mesh, for which ranks differ. */
 static void test_plan_equals_run_with_a_mesh_of_the_rollout(void **state)
 {
     (void)state;
@@ -109,7 +109,7 @@ static void test_plan_equals_run_with_a_mesh_of_the_rollout(void **state)
                                                ROLLOUT "ranks=1-3", ROLLOUT "max_num_seqs=8", NULL});
 }
 
-/* Goal: the same for stages, which hold several micro-batches at once, unlike each other. */
+/* Goal: the same for pipeline stages, which have different numbers of micro-batches in flight. */
 static void test_plan_equals_run_with_pipelines(void **state)
 {
     (void)state;
@@ -118,7 +118,7 @@ static void test_plan_equals_run_with_pipelines(void **state)
                                             "critic." PP "2", ROLLOUT "tensor_model_parallel_size=1", NULL});
 }
 
-/* Goal: everything a user asks about is shown. */
+/* Goal: the output has layout, memory and rates. */
 static void test_plan_shows_layout_and_rates(void **state)
 {
     static const char *const texts[] = {
@@ -145,7 +145,8 @@ static void test_plan_shows_layout_and_rates(void **state)
     outcome_fini(&outcome);
 }
 
-/* Goal: a job whose device is not here is planned for it all the same, with what was assumed said. */
+/* Goal: a job for a device that this machine does not have is planned anyway, and the assumptions are
+ * printed. */
 static void test_plan_for_a_device_that_is_not_here(void **state)
 {
     struct outcome outcome;
@@ -162,7 +163,7 @@ static void test_plan_for_a_device_that_is_not_here(void **state)
     outcome_fini(&outcome);
 }
 
-/* Goal: roles that do not fit are refused as run refuses them, behind the table, with exit code 1. */
+/* Goal: roles that do not fit are rejected as by run, after the table, with exit code 1. */
 static void test_plan_that_does_not_fit(void **state)
 {
     struct outcome outcome = plan_for(
@@ -180,7 +181,7 @@ static void test_plan_that_does_not_fit(void **state)
     outcome_fini(&outcome);
 }
 
-/* Goal: a layout that run refuses is refused with the same words and exit code. */
+/* Goal: a layout that run rejects is rejected with the same message and exit code. */
 static void test_plan_refuses_what_run_refuses(void **state)
 {
     static const char *const more[] = {ACTOR TP "2", NULL};
@@ -217,7 +218,7 @@ static void test_plan_refuses_bad_options(void **state)
     }
 }
 
-/* Goal: a daemon in a dry run plans, and refuses to build a model. */
+/* Goal: a daemon in a dry run plans, and rejects init_model. */
 static void test_plan_daemon_builds_no_model(void **state)
 {
     struct rk_proc *daemon = start_daemon((const char *const[]){"--dry_run=true", NULL});

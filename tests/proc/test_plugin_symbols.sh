@@ -1,8 +1,9 @@
 #!/bin/sh
-# test_plugin_symbols.sh PROGRAM FILE...: goal: a program that loads a plug-in gives it all of rankd's functions that it
-# takes: one that is declared without RK_BEGIN_DECLS, or that the linker left out, would be missed on machines with such
-# a device only. Method: each name that FILEs (a plug-in, objects of one) leave undefined is in PROGRAM's dynamic
-# symbols, but rk_nccl_*, which are in other objects of the plug-in.
+# test_plugin_symbols.sh PROGRAM FILE...: goal: a program that loads a plug-in exports all of
+# rankd's functions that it uses: a function declared without RK_BEGIN_DECLS, or removed by the
+# linker, would otherwise only be missed on machines with the device. Method: each undefined symbol
+# of FILEs (a plug-in, or its objects) is in PROGRAM's dynamic symbols, except rk_nccl_*, which are
+# in other objects of the plug-in.
 set -eu
 
 # symbols_of(awk's condition on the section, readelf's arguments ...): the names of rankd's functions and tables.

@@ -1,4 +1,4 @@
-/* A profiled run: trace.json of the run directory, as a viewer of Chrome traces reads it. */
+/* A profiled run: trace.json of the run directory, read like a viewer of Chrome traces. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -35,7 +35,7 @@ static int compare(const void *left, const void *right)
         return a->tid < b->tid ? -1 : 1;
     if (a->begin != b->begin)
         return a->begin < b->begin ? -1 : 1;
-    return a->end > b->end ? -1 : a->end < b->end; /* the one around first */
+    return a->end > b->end ? -1 : a->end < b->end; /* parents before children */
 }
 
 static struct trace read_trace(const char *dir)
@@ -74,7 +74,7 @@ static void trace_fini(struct trace *trace)
     rk_json_free(trace->json);
 }
 
-/* Every event of a lane ends before the next one begins, or holds it. */
+/* Every event of a lane ends before the next one begins, or contains it. */
 static void assert_nests(const struct trace *trace)
 {
     struct event open[LANES_MAX];
@@ -119,7 +119,7 @@ static const struct event *find(const struct trace *trace, int32_t pid, const ch
     return NULL;
 }
 
-/* The clocks line up: what the driver waits for lies, on every rank, within the driver's own part. */
+/* The clocks are aligned: on every rank, events that the driver waits for are within the driver's event. */
 static void assert_ranks_line_up(const struct trace *trace, int64_t num_steps)
 {
     double slack = is_on_gpus() ? 1000 : 500; /* half of a round trip to a busy daemon, in microseconds */
@@ -138,8 +138,8 @@ static void assert_ranks_line_up(const struct trace *trace, int64_t num_steps)
     }
 }
 
-/* Goal: one file with the operators, collectives and phases of the chosen steps, of all ranks and of no other
- * steps, on one clock; and the run is the same as without. */
+/* Goal: one file with the operators, collectives and phases of the selected steps only, of all ranks, on one
+ * clock; profiling does not change the run. */
 static void test_profiled_steps_are_one_trace_of_all_ranks(void **state)
 {
     char *dir = run_new_tiny_job("2", (const char *const[]){"trainer.profile_steps=[1,3]", NULL}, NULL);
@@ -178,7 +178,7 @@ static void test_profiled_steps_are_one_trace_of_all_ranks(void **state)
     rk_free(dir);
 }
 
-/* Goal: trainer.profile_ranks chooses ranks; what is no step or rank is refused by its key. */
+/* Goal: trainer.profile_ranks selects ranks; invalid steps and ranks are rejected with the key. */
 static void test_profile_of_some_ranks(void **state)
 {
     char *dir = run_new_tiny_job(

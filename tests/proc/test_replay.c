@@ -1,4 +1,4 @@
-/* A run that was recorded, replayed on other daemons: no difference, or the first call that differs. */
+/* A recorded run, replayed on other daemons: no difference, or the first call that differs. */
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -14,8 +14,8 @@
 
 #define REPLAY_MS 60000
 
-/* Two steps on two ranks, recorded once for all tests below. The second one is profiled: what that measures
- * is no difference. */
+/* Two steps on two ranks, recorded once for all tests below. The second one is profiled: its measurements do
+ * not count as differences. */
 static char *record_dir;
 
 static int record_run(void **state)
@@ -54,7 +54,7 @@ static int forget_run(void **state)
     return 0;
 }
 
-/* The answer of `rankctl replay` with these arguments, up to NULL; rk_json_free it. */
+/* The output of `rankctl replay` with these NULL-terminated arguments; rk_json_free it. */
 static struct rk_json *replay(int code, const char *const *more)
 {
     const char *args[16] = {"replay", "--output=json"};
@@ -99,11 +99,11 @@ static void test_replay_of_a_run_shows_no_difference(void **state)
     assert_string_equal(text(answer, "end"), "all");
     assert_int_equal(rk_json_count(rk_json_find(answer, "differences")), 0);
     assert_true(number(answer, "num_calls") >= 8);      /* three init_model, two steps */
-    assert_int_equal(number(answer, "num_skipped"), 2); /* the export and its like */
+    assert_int_equal(number(answer, "num_skipped"), 2); /* the export and similar calls */
     rk_json_free(answer);
 }
 
-/* Goal: daemons that somebody else started, on two addresses, do as well. */
+/* Goal: replay also works on daemons given by --hosts, with two addresses. */
 static void test_replay_runs_on_given_daemons(void **state)
 {
     struct rk_proc *daemons[2] = {start_daemon_on(0, NULL), start_daemon_on(is_on_gpus() ? 1 : 0, NULL)};
@@ -167,9 +167,9 @@ static void test_replay_with_another_seed_names_the_call(void **state)
     rk_json_free(answer);
 }
 
-/* --- recordings that were changed --- */
+/* --- modified recordings --- */
 
-/* The message of an entry with tensors, and the description of those; NULL for one without. */
+/* The message of an entry with tensors, and the description of those; NULL if it has none. */
 static const struct rk_batch_spec *describe(const struct rk_recording_item *item, struct rk_arena *arena,
                                             struct rk_execute_request *call,
                                             struct rk_execute_response *result)
@@ -197,7 +197,7 @@ static bool spoil(const struct rk_recording_item *item, struct rk_batch *batch, 
     return true;
 }
 
-/* Copies an entry; true when it was spoilt. */
+/* Copies an entry; returns true if it was modified. */
 static bool copy_entry(struct rk_recording_writer *writer, const struct rk_recording *from,
                        const struct rk_recording_item *item, const char *name, float change)
 {
@@ -225,7 +225,7 @@ static bool copy_entry(struct rk_recording_writer *writer, const struct rk_recor
     return is_spoilt;
 }
 
-/* A copy of the recording of one rank, with right checksums; spoils the first result with that column (NULL:
+/* Copies the recording of one rank, with valid checksums; modifies the first result with that column (NULL:
  * none). */
 static void copy_recording(const char *to_dir, int rank, const char *name, float change)
 {
@@ -252,8 +252,8 @@ static void copy_recording(const char *to_dir, int rank, const char *name, float
     rk_free(rank_name);
 }
 
-/* Goal: one recorded value that is not what comes out is named: call, rank, tensor, and how far it is; within
- * a tolerance it is no difference. */
+/* Goal: a single different value is reported with call, rank, tensor and difference; within a tolerance it is
+ * not. */
 static void test_replay_names_a_changed_value(void **state)
 {
     char *dir = rk_test_temp_path("spoilt");
@@ -277,7 +277,7 @@ static void test_replay_names_a_changed_value(void **state)
     rk_free(dir);
 }
 
-/* --- folders that cannot be replayed --- */
+/* --- invalid directories --- */
 
 static void assert_refused_record(const char *const *args, int code, const char *reason)
 {
@@ -327,7 +327,7 @@ static void test_replay_refuses_bad_folders(void **state)
     rk_free(dir);
 }
 
-/* --- a disk without room --- */
+/* --- a full disk --- */
 
 static int count_lines(const char *log, const char *part)
 {
@@ -338,8 +338,8 @@ static int count_lines(const char *log, const char *part)
     return count;
 }
 
-/* Goal: when the disk is full, recording stops with one line in the log and a word in the status; calls go
- * on, and what was written can be read. Method: the writes of the recorder fail from the 30th on. */
+/* Goal: when the disk is full, recording stops with one line in the log and a note in the status; calls
+ * continue, and the written part can be read. Method: the writes of the recorder fail from the 30th on. */
 static void test_full_disk_stops_the_recording_only(void **state)
 {
     char *dir = rk_test_temp_path("full"), *flag = rk_format("--record.dir=%s", dir), *hosts, *log;

@@ -1,6 +1,6 @@
-/* Runs that end and go on: what was trained in one go and what was trained with a kill -9 of driver and
- * daemons in the middle is the same, bit for bit, in metrics (times apart) and weights; with faults in the
- * middle of a save, on another layout, and for whom it is refused.
+/* Interrupted and resumed runs: a run with a kill -9 of driver and daemons in the middle is bit-identical to
+ * an uninterrupted run in metrics (except times) and weights; with faults during a save, on another layout,
+ * and rejected resumes.
  *
  * RK_TEST_STEPS: steps of the whole run (default 6). RK_TEST_DEVICE=cuda: on 1, 2 and 4 GPUs. */
 #include <math.h>
@@ -40,7 +40,7 @@ static int64_t num_steps(void)
     return steps;
 }
 
-/* The tiny job with `steps` steps; `more` is ended by NULL. */
+/* The tiny job with `steps` steps; `more` is NULL-terminated. */
 static struct rk_proc *start_run(const struct layout *layout, const char *dir, int64_t steps,
                                  const char *const *more)
 {
@@ -70,7 +70,7 @@ static void assert_runs(const struct layout *layout, const char *dir, int64_t st
     outcome_fini(&outcome);
 }
 
-/* Driver and daemons, all with signal 9, once the run has done that step. */
+/* Kills driver and daemons with SIGKILL once the run has completed that step. */
 static void kill_all_after(struct rk_proc *run, int count, int64_t step, int64_t steps)
 {
     char *text = rk_format("step %lld/%lld", (long long)step, (long long)steps);
@@ -114,10 +114,10 @@ static int64_t latest_step(const char *dir)
     return step;
 }
 
-/* --- 2n steps in one go are n steps, a kill and n steps --- */
+/* --- 2n steps without interruption equal n steps, a kill and n steps --- */
 
-/* One run straight, one that is killed after its first half and goes on; `more` is for both. With a save in
- * every step (`saves_often`) the one that is found may be of any of the last of them. */
+/* One uninterrupted run, and one that is killed after its first half and resumed; `more` applies to both.
+ * With a save in every step (`saves_often`) the latest complete save may be of any of the last steps. */
 static void check_resume(const struct layout *layout, bool saves_often, const char *const *more)
 {
     int64_t steps = num_steps(), half = steps / 2;
@@ -169,7 +169,7 @@ static void test_resume_after_kill_is_bit_for_bit(void **state)
     }
 }
 
-/* Goal: the same where stages, chunks of them or tokens are divided over the ranks. */
+/* Goal: the same with stages, chunks or tokens divided over the ranks. */
 static void test_resume_of_pipelines_and_cp_is_bit_for_bit(void **state)
 {
     static const struct {
@@ -192,7 +192,7 @@ static void test_resume_of_pipelines_and_cp_is_bit_for_bit(void **state)
 }
 
 /* Goal: the same with everything that has state switched on: bf16 with masters, a learning rate that changes,
- * shuffled mini-batches, a reference policy, an adaptive weight of its KL, writing beside training. */
+ * shuffled mini-batches, a reference policy, an adaptive weight of its KL, asynchronous saves. */
 static void test_resume_with_more_state_is_bit_for_bit(void **state)
 {
     (void)state;
@@ -204,16 +204,16 @@ static void test_resume_with_more_state_is_bit_for_bit(void **state)
                                        NULL});
 }
 
-/* --- a save that is cut off --- */
+/* --- an interrupted save --- */
 
 #ifdef RK_FAULTS
 struct cut_case {
     const char *label, *fault;
 };
 
-/* Goal: a daemon that dies in the middle of the second save leaves the first; the run goes on from it, each
- * step stands once in the metrics, and the result is the one of a run without faults. One that dies in the
- * first save begins again. */
+/* Goal: a daemon that dies in the middle of the second save leaves the first; the run resumes from it, each
+ * step is in the metrics once, and the result equals that of a run without faults. After a death in the first
+ * save the run restarts. */
 static void test_resume_save_cut_off_goes_on_from_the_one_before(void **state)
 {
     static const struct cut_case cases[] = {
@@ -250,8 +250,8 @@ static void test_resume_save_cut_off_goes_on_from_the_one_before(void **state)
     rk_free(straight);
 }
 
-/* Goal: a disk that fills up in a save ends the run, not the model: the daemons stay, an older checkpoint is
- * whole, and the same command goes on from it. */
+/* Goal: a disk that fills up in a save ends the run, not the model: the daemons keep running, an older
+ * checkpoint is intact, and the same command resumes from it. */
 static void test_resume_full_disk_keeps_model_and_older_checkpoint(void **state)
 {
     static const struct cut_case cases[] = {
@@ -289,9 +289,9 @@ static void test_resume_full_disk_keeps_model_and_older_checkpoint(void **state)
 }
 #endif
 
-/* --- elsewhere, and refused --- */
+/* --- on another layout, and rejected --- */
 
-/* Goal: what four ranks saved goes on on one; the next step agrees as far as the order of sums allows. */
+/* Goal: a checkpoint of four ranks can be resumed on one; the next step is equal up to the order of sums. */
 static void test_resume_on_another_layout(void **state)
 {
     static const char *const same[] = {"critic/score/mean", "actor/entropy", "actor/pg_loss",
@@ -320,7 +320,7 @@ static void test_resume_on_another_layout(void **state)
 }
 
 /* Goal: without --run-dir the checkpoints are found by the names of project and experiment, and the run
- * directory by what the checkpoint says; old checkpoints go. */
+ * directory from the checkpoint; old checkpoints are removed. */
 static void test_resume_finds_directories_by_itself(void **state)
 {
     char *place = new_run_dir(), *run_dir, *checkpoints, *first, *last;
@@ -359,7 +359,7 @@ static void test_resume_finds_directories_by_itself(void **state)
     rk_free(place);
 }
 
-/* Goal: a directory that a run has, and a job that means something else, are refused before daemons start. */
+/* Goal: the directory of a running run, and an incompatible job, are rejected before daemons start. */
 static void test_resume_refused(void **state)
 {
     static const char *const more[] = {"trainer.save_freq=1", NULL};

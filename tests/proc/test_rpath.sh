@@ -1,6 +1,7 @@
 #!/bin/sh
-# test_rpath.sh BUILD_DIR: goal: nothing that was built looks for libraries in the current directory. Method: no program
-# or library has a run path with an empty element (the loader takes it for "."), or one that is not absolute.
+# test_rpath.sh BUILD_DIR: goal: no program or library searches for libraries in the current
+# directory. Method: no program or library has a run path with an empty element (the loader takes it
+# for "."), or one that is not absolute.
 set -eu
 
 files=0

@@ -1,5 +1,4 @@
-/* Whole runs with daemons of rankctl's own: what they leave behind, and that the layout does not change the
- * result. */
+/* Whole runs with --local daemons: their output files, and independence of the layout. */
 #include <math.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -136,7 +135,7 @@ static void test_run_every_layout_shuffles_in_the_same_way(void **state)
     check_layouts((const char *const[]){ACTOR "shuffle=true", ACTOR "ppo_epochs=2", NULL});
 }
 
-/* Goal: nor does a loss over whole sequences, which the ranks of a replica may share. */
+/* Goal: the same for a loss over whole sequences, which the ranks of a replica may split. */
 static void test_run_every_layout_computes_the_same_sequence_loss(void **state)
 {
     (void)state;
@@ -205,7 +204,7 @@ static void test_run_leaves_metrics_plot_summary_and_model(void **state)
         for (size_t i = 0; i < RK_ARRAY_LEN(step_metrics); i++)
             assert_true(isfinite(metric(metrics, step_metrics[i])));
         assert_true(metric(metrics, "training/global_step") == (double)step);
-        /* The rollout's log-probs are the trainer's. */
+        /* The rollout's log-probs equal the trainer's. */
         assert_below("rollout against trainer", metric(metrics, "training/rollout_probs_diff_max"),
                      RK_TOL_F32_SUM);
         rk_json_free(metrics);
@@ -218,8 +217,8 @@ static void test_run_leaves_metrics_plot_summary_and_model(void **state)
     rk_free(dir);
 }
 
-/* In every step of a run on two daemons the log-probs of the rollout are the trainer's. `moves`: its weights
- * are brought to it, or they are the trainer's own. */
+/* In every step of a run on two daemons the log-probs of the rollout equal the trainer's. `moves`: the
+ * weights are moved to it; otherwise it shares them. */
 static void check_rollout_is_the_trainers(const char *const *changes, bool moves)
 {
     char *dir = run_tiny("2", changes);
@@ -239,8 +238,8 @@ static void check_rollout_is_the_trainers(const char *const *changes, bool moves
     rk_free(dir);
 }
 
-/* Goal: a rollout with a mesh of its own generates with the weights of the step before: its log-probs are the
- * trainer's in every step. */
+/* Goal: a rollout with a separate mesh generates with the weights of the previous step: its log-probs equal
+ * the trainer's in every step. */
 static void test_run_rollout_of_other_layout_gets_the_weights_of_every_step(void **state)
 {
     const char *const changes[] = {ACTOR "megatron.tensor_model_parallel_size=2",
@@ -251,8 +250,8 @@ static void test_run_rollout_of_other_layout_gets_the_weights_of_every_step(void
     check_rollout_is_the_trainers(changes, true);
 }
 
-/* Goal: a rollout of an actor with cp has a mesh of its own over the actor's weights: nothing is moved, and
- * its log-probs are the trainer's in every step. */
+/* Goal: a rollout of an actor with cp has a separate mesh over the actor's weights: nothing is moved, and its
+ * log-probs equal the trainer's in every step. */
 static void test_run_rollout_of_an_actor_with_cp_shares_its_weights(void **state)
 {
     const char *const changes[] = {ACTOR "megatron.tensor_model_parallel_size=1",
@@ -262,7 +261,7 @@ static void test_run_rollout_of_an_actor_with_cp_shares_its_weights(void **state
     check_rollout_is_the_trainers(changes, false);
 }
 
-/* Goal: layouts that the model or the daemons do not allow are refused before a model is made. */
+/* Goal: layouts that the model or the daemons do not allow are rejected before a model is created. */
 static void test_run_rollout_layout_that_does_not_fit_is_refused(void **state)
 {
     static const struct {
@@ -298,7 +297,7 @@ static void test_run_rollout_layout_that_does_not_fit_is_refused(void **state)
     }
 }
 
-/* Goal: same seed and layout, same bits. */
+/* Goal: the same seed and layout give bit-identical results. */
 static void test_run_twice_gives_identical_metrics(void **state)
 {
     char *first_dir = run_tiny("2", NULL), *second_dir = run_tiny("2", NULL);
@@ -315,8 +314,8 @@ static void test_run_twice_gives_identical_metrics(void **state)
     rk_free(second_dir);
 }
 
-/* Goal: the reference policy is the actor before the first update, so the first KL is 0 and later ones are
- * not. */
+/* Goal: the reference policy equals the actor before the first update, so the first KL is 0 and later ones
+ * are not. */
 static void test_run_with_reference_measures_the_kl_to_it(void **state)
 {
     const char *const changes[] = {ACTOR "use_kl_loss=true", "algorithm.use_kl_in_reward=true",
@@ -363,8 +362,8 @@ static void test_run_json_output_is_one_summary_object(void **state)
     rk_free(dir);
 }
 
-/* Goal: a run whose output has lost its reader (rankctl run | head) goes on to its end, says so and fails;
- * prompts that do not fill a batch are told. */
+/* Goal: a run whose output pipe is closed (rankctl run | head) continues to its end, reports it and fails;
+ * the number of prompts that do not fill a batch is reported. */
 static void test_run_with_closed_output_loses_nothing(void **state)
 {
     char *dir = new_run_dir(), *program = rk_proc_program("rankctl");
@@ -393,8 +392,8 @@ static void test_run_with_closed_output_loses_nothing(void **state)
     rk_free(dir);
 }
 
-/* Goal: the configuration that a run leaves can be run again, from anywhere, with the same result: what was
- * relative to the job, the reward's program included, is absolute. */
+/* Goal: the configuration that a run writes can be run again from any directory with the same result: paths
+ * relative to the job, including the reward program, are absolute. */
 static void test_run_configuration_left_behind_runs_again(void **state)
 {
     static const char script[] = /* protocol 2, with the length of the line as score */
@@ -430,7 +429,7 @@ static void test_run_configuration_left_behind_runs_again(void **state)
     rk_free(job_dir);
 }
 
-/* Runs the tiny job with a reward program that answers as `answer` says, a shell expression of the item's id;
+/* Runs the tiny job with a reward program that replies with `answer`, a shell expression of the item's id;
  * returns the run's directory. */
 static char *run_with_answers(const char *answer)
 {
@@ -454,7 +453,7 @@ static char *run_with_answers(const char *answer)
     return dir;
 }
 
-/* Goal: a step in which every score is missing updates nothing and is counted; the run goes on. */
+/* Goal: a step without any score updates nothing and is counted; the run continues. */
 static void test_run_without_any_score_updates_nothing(void **state)
 {
     char *dir = run_with_answers("'\"error\": \"no\"'");
@@ -475,8 +474,8 @@ static void test_run_without_any_score_updates_nothing(void **state)
     rk_free(dir);
 }
 
-/* Goal: responses without a score are in no statistics; the others train as if they were alone. Of each group
- * of four, one score is missing: ids count items, four a prompt. */
+/* Goal: responses without a score are in no statistics; the others train as without them. Of each group of
+ * four, one score is missing: ids count items, four per prompt. */
 static void test_run_with_missing_scores_trains_on_the_rest(void **state)
 {
     char *dir = run_with_answers("$([ $((id % 4)) = 3 ] && echo '\"skip\": true' || "
@@ -498,7 +497,7 @@ static void test_run_with_missing_scores_trains_on_the_rest(void **state)
     rk_free(dir);
 }
 
-/* Goal: a prompt that the reward can never score is found before a daemon is started. */
+/* Goal: a prompt that the reward cannot score is an error before a daemon is started. */
 static void test_run_prompt_without_a_reward_is_refused(void **state)
 {
     char *dir = new_run_dir();
@@ -513,8 +512,7 @@ static void test_run_prompt_without_a_reward_is_refused(void **state)
     rk_free(dir);
 }
 
-/* Goal: the default dtype is that of the daemons that are there, whatever `device` says of those that --local
- * would start. */
+/* Goal: the default dtype is that of the given daemons, independent of `device`, which is for --local. */
 static void test_run_on_hosts_takes_the_dtype_of_their_devices(void **state)
 {
     struct rk_proc *daemon = start_daemon((const char *const[]){"--device=cpu", NULL});
@@ -534,7 +532,7 @@ static void test_run_on_hosts_takes_the_dtype_of_their_devices(void **state)
     rk_free(dir);
 }
 
-/* Goal: a run directory that the daemons may not write into is found out before the first step, and said so.
+/* Goal: a run directory that the daemons may not write into is an error before the first step.
  */
 static void test_run_directory_outside_the_roots_trains_nothing(void **state)
 {
@@ -554,7 +552,7 @@ static void test_run_directory_outside_the_roots_trains_nothing(void **state)
     rk_free(dir);
 }
 
-/* Runs the tiny job on two daemons with these devices, which it does not survive; rk_free *log, rank 1's. */
+/* Runs the tiny job on two daemons with these devices, which fails; rk_free *log, rank 1's. */
 static struct outcome run_on_devices(const char *first, const char *second, char **log)
 {
     const char *devices[] = {first, second};
@@ -577,7 +575,7 @@ static struct outcome run_on_devices(const char *first, const char *second, char
     return outcome;
 }
 
-/* Goal: the rendezvous does not depend on the kind of device: both ranks join, and the run ends where the
+/* Goal: the rendezvous does not depend on the kind of device: both ranks join, and the run fails because the
  * fake device has no operators. */
 static void test_run_on_a_plugin_device_configures_every_rank(void **state)
 {

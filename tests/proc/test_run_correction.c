@@ -33,9 +33,9 @@ static char *run_strict(const char *local, const char *const *changes)
     return dir;
 }
 
-/* Goal: with numerics=strict the rollout's log-probs are the policy's: a run that takes them ends with the
- * weights of a run that computes them, bit for bit, on tp 2 where there are two devices; the check, the
- * entropy and the metrics of rollout correction are there, weights are 1 and nothing is rejected. */
+/* Goal: with numerics=strict the rollout's log-probs equal the policy's: a run that uses them ends with the
+ * same weights as a run that recomputes them, bit for bit, with tp 2 if there are two devices; the check, the
+ * entropy and the metrics of rollout correction exist, weights are 1 and nothing is rejected. */
 static void test_run_that_takes_rollout_log_probs_equals_one_that_computes_them(void **state)
 {
     bool has_two = has_devices(2);
@@ -87,7 +87,7 @@ static char *run_one_rank(const char *const *more)
     return run_strict("1", changes);
 }
 
-/* Goal: three ways to the same weights, over two epochs: log-probs that are taken, computed, and taken by
+/* Goal: three ways to the same weights, over two epochs: log-probs from the rollout, recomputed, and used by
  * bypass mode, whose ppo_clip is the same loss. The entropy of the first pass of update_actor is that of
  * compute_log_prob while there is one mini-batch; bypass mode has neither entropy nor check. */
 static void test_run_three_sources_of_old_log_probs_agree(void **state)
@@ -122,7 +122,8 @@ static void test_run_three_sources_of_old_log_probs_agree(void **state)
     rk_free(bypass);
 }
 
-/* Goal: top-k makes the two policies differ: log-probs are computed, and weights and rejection act. */
+/* Goal: top-k makes the two policies differ: log-probs are recomputed, and weights and rejection take
+ * effect. */
 static void test_run_with_top_k_is_corrected(void **state)
 {
     char *dir = run_one_rank((const char *const[]){
@@ -158,7 +159,7 @@ static void test_run_bypass_reinforce_weighs(void **state)
     rk_free(dir);
 }
 
-/* Goal: a step in which everything is rejected changes nothing, and the run goes on. */
+/* Goal: a step in which all is rejected changes no weights, and the run continues. */
 static void test_run_that_rejects_all_keeps_the_weights(void **state)
 {
     char *dir = run_one_rank(

@@ -1,4 +1,4 @@
-/* Distillation in whole runs: a teacher beside the actor, with a mesh of its own. */
+/* Distillation in whole runs: a teacher with a separate mesh. */
 #include <math.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@
 #define TEACHER "distillation.teacher."
 #define LOSS    "distillation.distillation_loss."
 
-/* What distillation changes of the tiny job. */
+/* Changes of the tiny job for distillation. */
 static const char *const keys[] = {"trainer.total_training_steps=1", ACTOR "ppo_mini_batch_size=4",
                                    ACTOR "optim.lr=1e-3", NULL};
 
@@ -26,7 +26,7 @@ static char *run_new(const char *num_daemons, const char *const *more)
     return run_new_tiny_job(num_daemons, keys, more);
 }
 
-/* Where a run with another seed, and this argument, left its model; rk_free it. */
+/* Path of the model of a run with another seed and this argument; rk_free it. */
 static char *make_teacher_with(const char *arg)
 {
     const char *const more[] = {ACTOR TP "1", ACTOR "megatron.seed=7", "trainer.total_training_steps=1", arg,
@@ -81,8 +81,8 @@ static void test_distill_every_layout_gives_the_result_of_one_rank(void **state)
     rk_free(teacher);
 }
 
-/* Goal: the same for every divergence over the teacher's top-k, and for the policy gradient of one; the
- * log-probs of all ids of the vocabulary leave nothing out. */
+/* Goal: the same for every divergence over the teacher's top-k, and for the policy gradient of one; with the
+ * log-probs of all ids of the vocabulary. */
 static void test_distill_topk_every_layout_gives_the_result_of_one_rank(void **state)
 {
     static const struct {
@@ -143,7 +143,7 @@ static void test_distill_topk_every_layout_gives_the_result_of_one_rank(void **s
     rk_free(teacher);
 }
 
-/* Goal: rows of padding that only the teacher has are no tokens: all of its probability is on the student's
+/* Goal: rows of padding that only the teacher has are not tokens: all of its probability is on the student's
  * ids. Method: a teacher whose config.json has three rows more, with random weights like the others. */
 static void test_distill_from_a_padded_vocabulary(void **state)
 {
@@ -176,8 +176,8 @@ static void test_distill_from_a_padded_vocabulary(void **state)
     rk_free(path);
 }
 
-/* Goal: use_opd takes the teacher into the advantages: the run has the reverse KL, the policy loss, and
- * another gradient than without, none of distillation's metrics. */
+/* Goal: use_opd adds the teacher to the advantages: the run has the reverse KL, the policy loss and a
+ * different gradient than without, and no metrics of distillation. */
 static void test_opd_changes_the_advantages(void **state)
 {
     char *teacher = make_teacher(), *path = rk_format(TEACHER "model.path=%s", teacher);
@@ -209,8 +209,8 @@ static void test_opd_changes_the_advantages(void **state)
     rk_free(teacher);
 }
 
-/* Goal: a teacher with the student's own weights teaches nothing: every estimate is 0, and so is the
- * gradient. Beside the policy loss distillation leaves its metrics there. */
+/* Goal: with a teacher that has the student's weights every estimate is 0, and so is the gradient. With the
+ * policy loss, distillation still has its metrics. */
 static void test_distill_from_itself_changes_nothing(void **state)
 {
     char *teacher = make_teacher(), *path = rk_format(TEACHER "model.path=%s", teacher);
@@ -244,7 +244,7 @@ static void test_distill_from_itself_changes_nothing(void **state)
     rk_free(teacher);
 }
 
-/* Goal: what a teacher lacks is said before a daemon is started. */
+/* Goal: missing parts of a teacher are errors before a daemon is started. */
 static void test_distill_without_a_teacher_is_refused(void **state)
 {
     static const char *const more[] = {ACTOR TP "1", "distillation.enabled=true", NULL};

@@ -1,4 +1,4 @@
-/* Whole runs with each advantage estimator: the choice is one key of the job. */
+/* Whole runs with each advantage estimator: selected by one key of the job. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,8 +7,8 @@
 #include "base/rk_str.h"
 #include "tests/proc/cli_fixture.h"
 
-/* Scores the responses to a prompt 0, 1, 2, ..., in the order in which they come. What the variable SKIP says
- * has no score. */
+/* Scores the responses to a prompt 0, 1, 2, ..., in order of arrival. Responses that the variable SKIP
+ * selects have no score. */
 static const char answers[] =
     "read -r hello && echo '{\"hello\": 2}'\n"
     "while read -r line; do\n"
@@ -63,7 +63,7 @@ static void assert_metric(const char *label, const struct rk_json *metrics, cons
     rk_free(text);
 }
 
-/* Goal: the advantages that the update reads are the estimator's, of every group's scores 0, 1, 2, 3. */
+/* Goal: the update's advantages are those of the estimator for every group's scores 0, 1, 2, 3. */
 static void test_run_outcome_estimator_gives_its_advantages(void **state)
 {
     static const struct {
@@ -92,8 +92,8 @@ static void test_run_outcome_estimator_gives_its_advantages(void **state)
     }
 }
 
-/* Goal: the mean over the tokens of the batch is 0 where an estimator whitens; the returns of
- * reinforce_plus_plus go up to the greatest score. */
+/* Goal: the mean over the tokens of the batch is 0 if an estimator whitens; the maximum return of
+ * reinforce_plus_plus is the maximum score. */
 static void test_run_whitening_estimator_has_mean_zero(void **state)
 {
     struct rk_json *metrics = run_step("reinforce_plus_plus", "algorithm.gamma=0.5");
@@ -113,7 +113,7 @@ static void test_run_whitening_estimator_has_mean_zero(void **state)
     rk_json_free(metrics);
 }
 
-/* Goal: the greedy response, which is scored after the four others, is what they are compared with. */
+/* Goal: the greedy response, which is scored after the four others, is the baseline. */
 static void test_run_remax_compares_with_a_greedy_response(void **state)
 {
     struct rk_json *metrics = run_step("remax", NULL);
@@ -129,7 +129,7 @@ static void test_run_remax_compares_with_a_greedy_response(void **state)
     rk_json_free(metrics);
 }
 
-/* Goal: a prompt whose greedy response has no score leaves the training; the run goes on. */
+/* Goal: a prompt whose greedy response has no score is not trained on; the run continues. */
 static void test_run_remax_without_baselines_updates_nothing(void **state)
 {
     struct rk_json *metrics;
@@ -144,7 +144,7 @@ static void test_run_remax_without_baselines_updates_nothing(void **state)
 }
 
 /* Goal: both token baselines run, on two ranks that share the vocabulary as on one; in a response without
- * masked tokens in the middle a token's number is its column. */
+ * masked tokens in the middle a token's index is its column. */
 static void test_run_token_baselines_agree_on_any_layout(void **state)
 {
     struct rk_json *expected = run_step("optimal_token_baseline", NULL);
@@ -166,7 +166,7 @@ static void test_run_token_baselines_agree_on_any_layout(void **state)
     rk_json_free(expected);
 }
 
-/* Goal: the metrics of the gradient's variance do not need such an estimator. */
+/* Goal: the metrics of the gradient's variance do not need a token baseline estimator. */
 static void test_run_sum_pi_squared_is_measured_when_asked_for(void **state)
 {
     struct rk_json *metrics = run_step("grpo", "actor_rollout_ref.actor.calculate_sum_pi_squared=true");
@@ -206,7 +206,7 @@ static void test_run_gdpo_key_that_the_reward_lacks_is_named(void **state)
     rk_free(dir);
 }
 
-/* Goal: what an estimator lacks is said before a daemon is started. */
+/* Goal: missing requirements of an estimator are errors before a daemon is started. */
 static void test_run_estimator_without_what_it_needs_is_refused(void **state)
 {
     char *dir = new_run_dir();

@@ -1,5 +1,5 @@
-/* Runs of algorithm sft and dpo: the loss falls, the layout does not change it, a run that goes on from a
- * checkpoint has the same bits, and bad data ends a run before any daemon starts. */
+/* Runs of algorithm sft and dpo: the loss falls, the layout does not change it, a resumed run is
+ * bit-identical, and invalid data fails a run before any daemon starts. */
 #include <math.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@
 
 static const struct {
     const char *job;
-    const char *metrics[6]; /* that every layout has, of training and validation */
+    const char *metrics[6]; /* that every layout must have, of training and validation */
     double first_loss;      /* 0: unknown */
 } kinds[] = {
     {DIGITS "sft.json", {"train/loss", "train/grad_norm", "val/loss"}, 0.0},
@@ -25,7 +25,7 @@ static const struct {
 
 static char *straight[RK_ARRAY_LEN(kinds)]; /* run directories of two replicas, for both tests below */
 
-/* The job on `num_daemons` replicas with `steps` steps and `more`, ended by NULL. */
+/* The job on `num_daemons` replicas with `steps` steps and `more`, NULL-terminated. */
 static void run_job(const char *job, const char *dir, const char *num_daemons, int64_t steps,
                     const char *const *more)
 {
@@ -93,7 +93,7 @@ static void test_run_examples_layouts_agree_and_the_loss_falls(void **state)
             rk_json_free(metrics);
             rk_json_free(of_cp);
         }
-        if (kinds[k].first_loss > 0.0) { /* the policy is its reference: ln 2 */
+        if (kinds[k].first_loss > 0.0) { /* the policy equals its reference: ln 2 */
             assert_true(fabs(first - kinds[k].first_loss) < 1e-6);
             assert_true(fabs(held_out - kinds[k].first_loss) < 1e-6);
         }

@@ -1,4 +1,4 @@
-/* Runs that filter groups: which prompts make a batch, where the data goes on, and what bounds a step. */
+/* Runs that filter groups: the prompts of a batch, the position in the data, and the bounds of a step. */
 #include <string.h>
 #include <sys/stat.h>
 
@@ -21,7 +21,7 @@ struct job {
     char *keys[2]; /* data and reward */
 };
 
-/* Prompts with these truths, a letter each; prompt i is "i:9,1". */
+/* Prompts with these truths, one letter each; prompt i is "i:9,1". */
 static void open_job(struct job *job, const char *truths)
 {
     char *data = rk_test_temp_path("prompts.jsonl"), *path = rk_test_temp_path("score.sh");
@@ -93,9 +93,9 @@ static int64_t state_value(const char *dir, int64_t step, const char *path)
     return value;
 }
 
-/* Goal: the worked case. 2 of the 4 groups of a batch differ in nothing: they are worth 4 prompts, 3 of which
- * give groups with signal; of these 5 the oldest 4 make the batch. The next step takes the prompts behind
- * those of this one, and its samples have streams of their own. */
+/* Goal: a case computed by hand. 2 of the 4 groups of a batch have equal scores, so 4 more prompts are
+ * generated, 3 of which give groups with different scores; the oldest 4 of these 5 form the batch. The next
+ * step uses the following prompts, and its samples have new random streams. */
 static void test_filter_batch_is_filled_with_the_oldest_groups(void **state)
 {
     static const double expected[2][3] = {{3, 1, 2}, {0, 0, 1}}; /* evicted, surplus, generations */
@@ -137,7 +137,8 @@ static void test_filter_batch_is_filled_with_the_oldest_groups(void **state)
     rk_free(dir);
 }
 
-/* Goal: four steps in one go are two steps and two more, bit for bit, wherever the data stood. */
+/* Goal: four steps without interruption equal two steps and two more, bit for bit, for every position in the
+ * data. */
 static void test_filter_run_goes_on_bit_for_bit(void **state)
 {
     static const char *const whole[] = {"trainer.total_training_steps=4", NULL};
@@ -174,7 +175,8 @@ static void test_filter_run_goes_on_bit_for_bit(void **state)
     rk_free(dir);
 }
 
-/* Goal: prompts that never differ end the run within the bound; so does a metric that the reward has not. */
+/* Goal: prompts whose scores never differ end the run within the bound; so does a metric that the reward does
+ * not have. */
 static void test_filter_without_signal_ends_the_run(void **state)
 {
     static const struct {

@@ -1,5 +1,6 @@
-/* Short runs of the digits job with four layers on every layout of tp, cp, dp and pp: the first step is that
- * of one rank, and what one layout saved goes on on another. Whole learning runs: test_learn_layouts.c. */
+/* Short runs of the digits job with four layers on every layout of tp, cp, dp and pp: the first step equals
+ * that of one rank, and checkpoints can be resumed on other layouts. Whole learning runs:
+ * test_learn_layouts.c. */
 #include <string.h>
 #include <unistd.h>
 
@@ -11,7 +12,7 @@
 /* Several micro-batches for each replica, so that pipelines fill. */
 #define KEYS LAYOUT_MODEL, LAYOUT_ACTOR "ppo_max_token_len_per_gpu=32"
 
-/* Runs the tiny job with `more`, ended by NULL, in directory `dir`. */
+/* Runs the tiny job with `more`, NULL-terminated, in directory `dir`. */
 static void run_in(const struct layout *layout, const char *dir, const char *const *more)
 {
     const char *keys[LAYOUT_MAX_KEYS + 4] = {KEYS};
@@ -23,7 +24,7 @@ static void run_in(const struct layout *layout, const char *dir, const char *con
     outcome_fini(&outcome);
 }
 
-/* In a fresh directory, which it returns (rk_free it). */
+/* The same in a new directory, which it returns (rk_free it). */
 static char *run_new(const struct layout *layout, const char *const *more)
 {
     char *dir = new_run_dir();
@@ -54,11 +55,10 @@ static void test_layouts_give_the_first_step_of_one_rank(void **state)
     rk_free(expected_dir);
 }
 
-#define DUMP                                                                                      \
-    "dump/1.jsonl" /* what the first step sampled: answers, scores, and log-probs with all digits \
-                    */
+#define DUMP "dump/1.jsonl" /* samples of the first step: responses, scores, and log-probs with all digits \
+                             */
 
-/* One step in strict numerics; the run directory, with the dump. */
+/* Runs one step in strict numerics; returns the run directory, with the dump. */
 static char *run_strict(const struct layout *layout)
 {
     char *dir = new_run_dir(), *dump = rk_path_join(dir, "dump");
@@ -87,8 +87,8 @@ static int64_t base_of(const struct layout *rows, int64_t i)
     return base;
 }
 
-/* Goal: in strict numerics cp, dp, pp and sequence parallelism do not change a bit of what forward passes
- * give: the log-probs of the rollout are those of the same tp, and those of training. */
+/* Goal: in strict numerics cp, dp, pp and sequence parallelism do not change a bit of forward passes: the
+ * log-probs of the rollout equal those of the same tp, and those of training. */
 static void test_layouts_of_a_tp_have_the_same_bits_in_strict(void **state)
 {
     int64_t count;
@@ -112,8 +112,8 @@ static void test_layouts_of_a_tp_have_the_same_bits_in_strict(void **state)
 
 /* --- checkpoints --- */
 
-/* Goal: runs that change their layout in the middle, and change back, go on as one rank goes on that is not
- * interrupted: each step loads what another layout has saved. */
+/* Goal: runs that change their layout and change back equal an uninterrupted run on one rank: each step loads
+ * the checkpoint of another layout. */
 static void test_layouts_go_on_from_checkpoints_of_others(void **state)
 {
     static const char *const others[] = {"tp 2 x pp 2",        "pp 4", "pp 2, vpp 2", "tp 2 x cp 2",
@@ -156,8 +156,9 @@ static void test_layouts_go_on_from_checkpoints_of_others(void **state)
 #define SERVE(n) LAYOUT_ROLLOUT "tensor_model_parallel_size=" #n
 #define SERVERS  LAYOUT_ROLLOUT "ranks="
 
-/* Goal: a layout that the layers, the daemons or the heads do not allow is refused with the key, the value
- * and the nearest that works; before daemons start, or where the model's sizes decide before it is loaded. */
+/* Goal: a layout that the layers, the daemons or the heads do not allow is rejected with the key, the value
+ * and the nearest valid one: before daemons start, or, if it depends on the model's sizes, before the model
+ * is loaded. */
 static void test_layouts_that_do_not_fit_are_refused(void **state)
 {
     static const struct {
@@ -227,7 +228,7 @@ static void test_layouts_that_do_not_fit_are_refused(void **state)
         outcome = run_tiny_job(dir, layout_local(&cases[i].layout), keys, NULL);
         assert_exit(&outcome, 2);
         assert_text("stderr", outcome.err, cases[i].message);
-        assert_null(strstr(outcome.err, "memory plan")); /* it comes before models are loaded */
+        assert_null(strstr(outcome.err, "memory plan")); /* the error comes before models are loaded */
         assert_int_equal(access(log, F_OK) == 0, cases[i].starts_daemons);
         outcome_fini(&outcome);
         rk_free(log);

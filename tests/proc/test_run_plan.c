@@ -1,5 +1,5 @@
-/* Runs with several models in one set of daemons, each with a mesh of its own: what they take together is
- * known, shown, and refused before any of them is loaded. */
+/* Runs with several models on the same daemons, each with its own mesh: their total memory is planned, shown,
+ * and checked before any of them is loaded. */
 #include <stdio.h>
 #include <string.h>
 
@@ -21,7 +21,7 @@
         ACTOR "ppo_mini_batch_size=4", "critic.ppo_max_token_len_per_gpu=4096", ROLLOUT "max_num_seqs=4", \
         ROLLOUT "max_num_batched_tokens=16"
 
-/* The tiny job for one step on these daemons ("--local=2", "--hosts=..."), with `more` ended by NULL. */
+/* The tiny job for one step on these daemons ("--local=2", "--hosts=..."), with `more`, NULL-terminated. */
 static struct outcome run_on(const char *daemons, const char *dir, const char *const *more)
 {
     const char *args[ARGS_MAX] = {
@@ -31,7 +31,7 @@ static struct outcome run_on(const char *daemons, const char *dir, const char *c
     return run_rankctl(args);
 }
 
-/* Where a run left its model; rk_free it. */
+/* Path of the model of a run; rk_free it. */
 static char *make_teacher(void)
 {
     char *dir = new_run_dir(), *model = rk_path_join(dir, "hf");
@@ -61,8 +61,8 @@ static const struct rk_json *role_of(const struct rk_json *plan, const char *nam
     return NULL;
 }
 
-/* Goal: five roles with meshes of different tensor-parallel sizes train together. Their plans are in the
- * run's directory and in the table, whose sum is that of the roles. */
+/* Goal: five roles with different tensor-parallel sizes train together. Their plans are in the run's
+ * directory and in the table, whose total is the sum of the roles. */
 static void test_run_of_five_roles_shows_their_sum(void **state)
 {
     static const char *const names[] = {"actor", "ref", "critic", "teacher", "rollout"};
@@ -91,7 +91,7 @@ static void test_run_of_five_roles_shows_their_sum(void **state)
         rk_free(line);
     }
     assert_int_equal(sum, int_at(rank, "sum"));
-    if (!is_on_gpus()) { /* both take from the host's memory, with the same sum */
+    if (!is_on_gpus()) { /* both use the host's memory: the sums are equal */
         const struct rk_json *shared = rk_json_at(rk_json_find(plan, "shared"), 0);
 
         assert_text("stderr", outcome.err, "\nranks 0, 1 share memory: sum ");
@@ -100,7 +100,7 @@ static void test_run_of_five_roles_shows_their_sum(void **state)
     assert_int_equal(int_at(rank, "left"), int_at(rank, "free") - sum);
     assert_int_equal(int_at(role_of(plan, "rollout"), "planned.parameters"), 0);
     assert_true(int_at(role_of(plan, "rollout"), "planned.kv_cache") > 0);
-    /* The actor is cut in two, the reference is whole, and has no gradients. */
+    /* The actor is split in two; the reference is not split, and has no gradients. */
     assert_true(int_at(role_of(plan, "ref"), "planned.parameters") >
                 int_at(role_of(plan, "actor"), "planned.parameters"));
     assert_int_equal(int_at(role_of(plan, "ref"), "planned.gradients"), 0);
@@ -111,7 +111,7 @@ static void test_run_of_five_roles_shows_their_sum(void **state)
     rk_free(dir);
 }
 
-/* What rank 0 says of the role. */
+/* Rank 0's report of the role. */
 static struct rk_json *memory_report(const char *hosts, const char *role)
 {
     char *method = rk_format("%s.memory_report", role);
@@ -127,7 +127,7 @@ static struct rk_json *memory_report(const char *hosts, const char *role)
     return report;
 }
 
-/* Bytes below which actor and reference fit, and the critic half, whatever the rollout takes. */
+/* A limit within which actor and reference fit, and half of the critic, for any rollout. */
 static int64_t find_limit(void)
 {
     char *dir = new_run_dir();
@@ -158,15 +158,15 @@ static struct rk_proc *start_limited(int index, int64_t limit_bytes)
     return daemon;
 }
 
-/* Goal: a critic that does not fit beside the others is named, with the table and what to do, before any role
- * has a model. The daemons live on, and a job without the critic runs on them. */
+/* Goal: a critic that does not fit is reported, with the table and suggestions, before any role has a model.
+ * The daemons survive, and a job without the critic runs on them. */
 static void test_run_with_a_role_too_much_loads_nothing(void **state)
 {
     const char *const texts[] = {
         "memory plan of rank ",
         "\ncritic  ",
         "role critic does not fit into the memory of rank ",
-        /* A GPU's operators have a workspace larger than these models; it counts with the first role. */
+        /* On a GPU the operators' workspace is larger than these models; it is counted for the first role. */
         is_on_gpus() ? "the largest role is actor with " : "the largest role is critic with ",
         "nothing was loaded",
         "lower critic.ppo_max_token_len_per_gpu",
@@ -208,8 +208,8 @@ static void test_run_with_a_role_too_much_loads_nothing(void **state)
     rk_free(dir);
 }
 
-/* Goal: a run's plan is what its roles then hold. A second run on daemons that hold the models of the first
- * one plans what the first one did: models that are replaced count as free. */
+/* Goal: a run's plan equals the memory that its roles then use. A second run on the same daemons has the same
+ * plan: memory of models that will be replaced counts as free. */
 static void test_run_on_daemons_with_models_plans_the_same(void **state)
 {
     static const char *const roles[] = {"actor", "ref", "critic", "rollout"};
@@ -235,7 +235,7 @@ static void test_run_on_daemons_with_models_plans_the_same(void **state)
         const struct rk_json *first = rk_json_at(rk_json_find(plans[0], "ranks"), rank);
         const struct rk_json *second = rk_json_at(rk_json_find(plans[1], "ranks"), rank);
 
-        /* Operators keep their workspace, which the CPU does not plan. */
+        /* Operators keep their workspace, which is not planned on the CPU. */
         assert_in_range(int_at(first, "left") - int_at(second, "left"), 0, int_at(second, "device.own"));
         assert_true(int_at(second, "device.free") < int_at(first, "device.free"));
     }

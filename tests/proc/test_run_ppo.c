@@ -1,4 +1,4 @@
-/* PPO in whole runs: a critic beside the actor, with batches, layout and checkpoints of its own. */
+/* PPO in whole runs: a critic with its own batches, layout and checkpoints. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 #define TP    "megatron.tensor_model_parallel_size="
 #define CP    "megatron.context_parallel_size="
 
-/* What makes PPO of the tiny job. */
+/* Changes of the tiny job for PPO. */
 static const char *const keys[] = {"algorithm.adv_estimator=gae",
                                    "algorithm.gamma=0.99",
                                    "algorithm.lam=0.95",
@@ -37,7 +37,7 @@ static char *run_new(const char *num_daemons, const char *const *more)
 
 /* Goal: the critic learns from the first step, the actor from the second (critic_warmup); neither the layout
  * of the actor nor that of the critic changes what they learn. The critic's mini-batches are smaller than the
- * actor's, so they would be other ones if they followed from the actor's layout. */
+ * actor's, so they would differ if they were derived from the actor's layout. */
 static void test_ppo_every_layout_gives_the_result_of_one_rank(void **state)
 {
     static const char *const one_rank[] = {ACTOR TP "1", NULL};
@@ -77,8 +77,8 @@ static void test_ppo_every_layout_gives_the_result_of_one_rank(void **state)
     rk_free(num_daemons);
 }
 
-/* Goal: the critic is a part of checkpoints. A run goes on from both bit for bit, and without the critic's
- * part there is no checkpoint. */
+/* Goal: the critic is part of checkpoints. A run resumes with both bit for bit, and a checkpoint without the
+ * critic's part is not used. */
 static void test_ppo_run_goes_on_bit_for_bit(void **state)
 {
     static const char *const whole[] = {ACTOR TP "1", "trainer.total_training_steps=3", NULL};
@@ -118,7 +118,7 @@ static void test_ppo_run_goes_on_bit_for_bit(void **state)
     rk_free(dir);
 }
 
-/* Goal: a critic beside an estimator that does not read its values learns and changes nothing else. */
+/* Goal: a critic with an estimator that does not use its values trains and does not affect the actor. */
 static void test_ppo_critic_beside_grpo_changes_nothing(void **state)
 {
     static const char *const with[] = {ACTOR TP "1", "algorithm.adv_estimator=grpo", "critic.enable=true",
@@ -145,8 +145,8 @@ static int64_t plan_int(const struct rk_json *plan, int64_t role, const char *pa
     return rk_json_as_int(value, -1);
 }
 
-/* Of actor, reference and critic, in that order, each counts only as far as it needs more than those before.
- */
+/* Of actor, reference and critic, in this order, each adds only the memory that it needs beyond the earlier
+ * ones. */
 static void assert_counted_once(const char *dir)
 {
     struct rk_json *plan = read_json(dir, "memory_plan.json");
@@ -161,8 +161,8 @@ static void assert_counted_once(const char *dir)
     rk_json_free(plan);
 }
 
-/* Goal: a run whose roles leave the device between calls, and whose replicas are compared, is the run in
- * which they stay; its plan counts what is there at a time. */
+/* Goal: a run with offloaded roles and compared replicas is bit-identical to one without offload; its plan
+ * counts the memory of one role at a time. */
 static void check_offload(const char *cp)
 {
     const char *const stays[] = {
@@ -209,7 +209,7 @@ static void test_ppo_offload_and_verify_change_nothing(void **state)
         check_offload(ACTOR CP "2");
 }
 
-/* Goal: the critic's directory may be anywhere: relative to the job and behind a symbolic link. */
+/* Goal: the critic's directory may have any path: relative to the job and behind a symbolic link. */
 static void test_ppo_critic_directory_is_found(void **state)
 {
     char *target = rk_test_fixture_path("golden/ppo/critic"), *link = rk_test_temp_path("critic-link");
@@ -229,7 +229,7 @@ static void test_ppo_critic_directory_is_found(void **state)
     rk_free(target);
 }
 
-/* Goal: a model that is not there is named before a daemon is started. */
+/* Goal: a missing model is an error before a daemon is started. */
 static void test_ppo_missing_models_are_refused(void **state)
 {
     static const char missing[] = "/nonexistent/model";

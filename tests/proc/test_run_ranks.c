@@ -1,4 +1,4 @@
-/* Whole runs whose roles stand on some of the daemons, apart from each other or not. */
+/* Whole runs whose roles use subsets of the daemons, disjoint or not. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -36,7 +36,7 @@ static char *run_new(const char *num_daemons, const char *const *more)
 
 #define APART ACTOR TP "2", ACTOR RANKS "2-3", REF TP "1", REF RANKS "0", CRITIC TP "1", CRITIC RANKS "1"
 
-/* Goal: where the roles stand does not change what they learn. */
+/* Goal: the placement of roles does not change the results. */
 static void test_ranks_give_the_result_of_one_rank(void **state)
 {
     static const char *const one_rank[] = {ACTOR TP "1", NULL};
@@ -74,14 +74,14 @@ static void test_ranks_give_the_result_of_one_rank(void **state)
     rk_free(expected_dir);
 }
 
-/* When a daemon worked on a call, in milliseconds of the hour. */
+/* When a daemon worked on a call, in milliseconds within the hour. */
 struct interval {
     int64_t begin_ms, end_ms;
 };
 
 #define INTERVALS_MAX 64
 
-/* From the lines of its log; returns how many. */
+/* From the lines of its log; returns the number. */
 static int read_calls(struct interval *out, const char *dir, int rank)
 {
     char *path = rk_format("%s/rankd-%d.log", dir, rank), *text = rk_test_read_file(path, NULL);
@@ -127,7 +127,7 @@ static void test_ranks_work_at_the_same_time(void **state)
 
     (void)state;
     if (is_on_gpus())
-        return; /* the calls of the tiny job take less than the logs can tell */
+        return; /* the calls of the tiny job are shorter than the resolution of the logs */
     dir = run_new("4", apart);
     num_ref = read_calls(of_ref, dir, 0);
     num_critic = read_calls(of_critic, dir, 1);
@@ -162,7 +162,7 @@ static void test_ranks_runs_go_on_from_checkpoints(void **state)
     rk_free(dir);
 }
 
-/* Goal: what cannot stand is refused before a daemon starts. */
+/* Goal: invalid placements are rejected before a daemon starts. */
 static void test_ranks_that_cannot_stand_are_refused(void **state)
 {
     static const struct {

@@ -1,5 +1,5 @@
-/* Reward models in whole runs: what each response scored is what the engine of this process gives for the
- * text that the model has to read, in the policy's tokens or in its own. */
+/* Reward models in whole runs: the score of each response equals that of the engine in this process for the
+ * model's input text, in the policy's tokens or in its own. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -31,14 +31,14 @@
     "0.3, "                                                                                                 \
     "\"tie_word_embeddings\": false, \"torch_dtype\": \"float32\"}"
 
-/* A model, and how it reads a prompt with its response. */
+/* A model, and the format of its input of prompt and response. */
 struct reward_kind {
     const char *name, *config, *tokenizer; /* below tests/ */
-    const char *template; /* NULL: none; else with before, between and after around the texts */
+    const char *template; /* NULL: none; otherwise puts before, between and after around the texts */
     const char *before, *between, *after;
 };
 
-/* In the policy's tokens, and in others. */
+/* With the policy's tokenizer, and with another. */
 static const struct reward_kind digits = {
     .name = "digits_rm", .config = CONFIG("14"), .tokenizer = "../examples/digits/tokenizer.json"};
 static const struct reward_kind chat = {
@@ -88,7 +88,7 @@ static char *make_reward_model(const struct reward_kind *kind)
     return dir;
 }
 
-/* Weights of the score head that no sum of them holds. */
+/* Sets weights of the score head whose sums overflow. */
 static void break_scores(const char *dir)
 {
     static const char offsets[] = "\"data_offsets\":[";
@@ -110,7 +110,7 @@ static void break_scores(const char *dir)
     rk_free(path);
 }
 
-/* What scores texts in this process. */
+/* Computes scores in this process. */
 struct judge {
     const struct reward_kind *kind;
     struct rk_test_model test;
@@ -181,9 +181,9 @@ static const struct run_case {
     const struct reward_kind *kind;
     int num_daemons;
     double coef;
-    bool has_function; /* reward.name=digits beside the model */
+    bool has_function; /* reward.name=digits in addition to the model */
     int64_t max_length;
-    const char *more[8]; /* ended by NULL */
+    const char *more[8]; /* NULL-terminated */
 } run_cases[] = {
     {"grpo, the policy's tokens", &digits, 1, 1.0, false, TOKENS_MAX, {ACTOR TP "1"}},
     {"ppo, the policy's tokens, reward model tp 2 x dp 1",
@@ -224,7 +224,7 @@ static const struct run_case {
      {ACTOR TP "1", RM "coef=-2", FILTER "enable=true", FILTER "metric=rm_score"}},
 };
 
-/* The tiny job for a step, with messages as prompts. */
+/* One step of the tiny job, with messages as prompts. */
 static struct outcome run_in(const char *dir, const struct run_case *row, const char *model,
                              const char *const *more)
 {
@@ -246,7 +246,7 @@ static struct outcome run_in(const char *dir, const struct run_case *row, const 
     struct rk_str text = {0};
     struct outcome outcome;
 
-    for (int i = 0; i < 5; i++) /* a number of held-out prompts that replicas do not divide */
+    for (int i = 0; i < 5; i++) /* a number of held-out prompts that is not a multiple of the replicas */
         rk_str_appendf(
             &text,
             "{\"data_source\": \"digits\", \"prompt\": [{\"role\": \"user\", \"content\": \"%d:9,1\"}], "
@@ -276,7 +276,7 @@ static char *run_new(const struct run_case *row, const char *model, const char *
     return dir;
 }
 
-/* Every line of a dump; returns their number and sets the mean of the scores. */
+/* Checks every line of a dump; returns their number and sets the mean of the scores. */
 static int64_t check_dump(struct judge *judge, const struct run_case *row, const char *dir, const char *file,
                           double *mean)
 {
@@ -299,15 +299,15 @@ static int64_t check_dump(struct judge *judge, const struct run_case *row, const
         count++;
         rk_json_free(line);
     }
-    assert_true(most - least > 1e-2); /* else any text would do */
+    assert_true(most - least > 1e-2); /* otherwise the check would pass for any text */
     *mean /= (double)count;
     rk_free(text);
     rk_free(path);
     return count;
 }
 
-/* Goal: in training every response scores what the model gives for its text, whatever the layout of the model
- * and the algorithm, alone or added to a function's score; validation has these scores, too. */
+/* Goal: in training the score of every response is the model's score of its text, for every layout and
+ * algorithm, alone or added to a function's score; validation has these scores, too. */
 static void test_reward_model_scores_the_texts(void **state)
 {
     static const char *const validate[] = {"trainer.test_freq=1", NULL};
@@ -343,8 +343,8 @@ static void test_reward_model_scores_the_texts(void **state)
     }
 }
 
-/* Goal: the baseline of remax is the model's score of the greedy response: samples that are greedy themselves
- * have no advantage. */
+/* Goal: the baseline of remax is the model's score of the greedy response: greedy samples have advantage
+ * 0. */
 static void test_reward_model_scores_the_baseline(void **state)
 {
     static const struct run_case row = {
@@ -368,7 +368,7 @@ static void test_reward_model_scores_the_baseline(void **state)
     rk_free(model);
 }
 
-/* Goal: a score that is no number ends the run with its row. */
+/* Goal: a non-finite score fails the run and names its row. */
 static void test_reward_model_without_numbers_ends_the_run(void **state)
 {
     static const struct run_case row = {"broken", &broken, 1, 1.0, false, TOKENS_MAX, {ACTOR TP "1"}};
@@ -386,7 +386,7 @@ static void test_reward_model_without_numbers_ends_the_run(void **state)
     rk_free(model);
 }
 
-/* Goal: a directory that is no reward model is refused before a daemon is started. */
+/* Goal: a directory that is not a reward model is rejected before a daemon is started. */
 static void test_reward_model_without_a_score_head_is_refused(void **state)
 {
     char *model = rk_test_temp_path("lm"), *path = rk_format(RM "model_path=%s", model), *dir = new_run_dir();

@@ -1,4 +1,4 @@
-/* What becomes of the model of a run that fails late, or cannot be saved. */
+/* The model of a run that fails late or cannot be saved. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +32,7 @@ static bool has_file(const char *dir, const char *name)
     return has;
 }
 
-/* Goal: daemons that end with their run do not take a trained model along. */
+/* Goal: a run exports a trained model before its --local daemons stop. */
 static void test_save_run_of_its_own_saves_before_its_daemons_stop(void **state)
 {
     char *dir = new_run_dir();
@@ -52,7 +52,7 @@ static void test_save_run_of_its_own_saves_before_its_daemons_stop(void **state)
     assert_string_equal(rk_json_as_string(rk_json_find(summary, "model"), ""), "hf");
     assert_true(rk_json_as_bool(rk_json_find(summary, "has_tokenizer"), false));
     rk_json_free(summary);
-    summary = parse_json(outcome.out); /* one object, which says it all */
+    summary = parse_json(outcome.out); /* one object with all information */
     assert_string_equal(rk_json_as_string(rk_json_find(summary, "kind"), ""), "RunSummary");
     assert_string_equal(rk_json_as_string(rk_json_find(summary, "run_dir"), ""), dir);
     assert_int_equal(rk_json_as_int(rk_json_find(summary, "num_steps"), 0), 1);
@@ -62,7 +62,7 @@ static void test_save_run_of_its_own_saves_before_its_daemons_stop(void **state)
     rk_free(dir);
 }
 
-/* Goal: daemons that stay keep the model, and what is printed saves it. */
+/* Goal: daemons that keep running keep the model, and the printed command saves it. */
 static void test_save_run_on_hosts_tells_the_command_that_saves(void **state)
 {
     struct rk_proc *daemon = start_daemon(NULL);
@@ -87,8 +87,8 @@ static void test_save_run_on_hosts_tells_the_command_that_saves(void **state)
     rk_free(dir);
 }
 
-/* Goal: an export that does not have the tokenizer beside it is called one. Method: a tokenizer file of
- * another name. */
+/* Goal: an export without the tokenizer is reported as a model only. Method: a tokenizer file with another
+ * name. */
 static void test_save_model_without_tokenizer_is_called_that(void **state)
 {
     char *dir = new_run_dir(), *path = rk_test_temp_path("words.json"), *text, *change;
@@ -114,7 +114,7 @@ static void test_save_model_without_tokenizer_is_called_that(void **state)
     rk_free(dir);
 }
 
-/* The daemons that a run left behind, from the command that it printed; rk_free it. */
+/* The daemons that a run left running, from the printed command; rk_free it. */
 static char *find_hosts(const char *err)
 {
     const char *flag = " --hosts ";
@@ -126,7 +126,7 @@ static char *find_hosts(const char *err)
     return rk_strndup(text, strcspn(text, " \n"));
 }
 
-/* Daemons that were left behind still save the model, and stop when they are told. */
+/* Daemons that were left running can still save the model, and can be stopped. */
 static void assert_kept_model(const char *err, pid_t daemon)
 {
     char *hosts = find_hosts(err), *dir = new_run_dir(), *option = rk_format("path=%s", dir);
@@ -146,7 +146,7 @@ static void assert_kept_model(const char *err, pid_t daemon)
     rk_free(hosts);
 }
 
-/* Goal: a run directory that vanishes ends the run, but not its daemons, which keep the model. */
+/* Goal: removing the run directory ends the run, but not its daemons, which keep the model. */
 static void test_save_vanished_run_directory_leaves_the_model_with_the_daemons(void **state)
 {
     char *dir = new_run_dir(), *metrics = rk_path_join(dir, "metrics.jsonl"), *moved = new_run_dir();
@@ -174,7 +174,8 @@ static void test_save_vanished_run_directory_leaves_the_model_with_the_daemons(v
     rk_free(dir);
 }
 
-/* Goal: a daemon that was left behind does not stay for ever. Method: a call takes a lease and gives it back.
+/* Goal: a daemon that was left running ends after its grace period. Method: a call acquires and releases a
+ * lease.
  */
 static void test_save_daemon_left_behind_ends_with_its_grace_period(void **state)
 {
@@ -186,13 +187,13 @@ static void test_save_daemon_left_behind_ends_with_its_grace_period(void **state
     rk_proc_wait_output(daemon, "rankd: detached\n", 5000);
     outcome = run_rankctl((const char *const[]){"call", "actor.get_mesh_info", "--hosts",
                                                 rk_proc_address(daemon), "--job", TINY_JOB, NULL});
-    outcome_fini(&outcome); /* the job wants two daemons: the lease is what counts */
+    outcome_fini(&outcome); /* the job needs two daemons and fails: only the lease matters */
     assert_int_equal(rk_proc_wait(daemon, 10000), 0);
     rk_proc_destroy(daemon);
 }
 
 #ifdef RK_FAULTS
-/* Goal: the same for a final export that fails, and for a run whose daemons end with it otherwise. */
+/* Goal: the same for a failing final export of a run whose daemons would otherwise end with it. */
 static void test_save_failed_export_leaves_daemons_of_its_own_running(void **state)
 {
     char *dir = new_run_dir();
@@ -216,7 +217,7 @@ static void test_save_failed_export_leaves_daemons_of_its_own_running(void **sta
     rk_free(dir);
 }
 
-/* On a daemon with that fault. */
+/* On a daemon with that fault point. */
 static struct outcome run_with_fault(const char *fault)
 {
     char *dir = new_run_dir();
@@ -232,7 +233,7 @@ static struct outcome run_with_fault(const char *fault)
     return outcome;
 }
 
-/* Goal: a disk that will not hold the model is found out before the first step. */
+/* Goal: a disk with too little space for the model is an error before the first step. */
 static void test_save_disk_without_room_trains_nothing(void **state)
 {
     struct outcome outcome = run_with_fault("ckpt.space=fail");
@@ -246,7 +247,7 @@ static void test_save_disk_without_room_trains_nothing(void **state)
     outcome_fini(&outcome);
 }
 
-/* Goal: a disk that has filled up since takes the export with it, not the model. */
+/* Goal: if the disk fills up later, the export fails, and the daemons keep the model. */
 static void test_save_failed_export_leaves_the_model_with_the_daemons(void **state)
 {
     struct outcome outcome = run_with_fault("ckpt.write=fail");

@@ -1,4 +1,4 @@
-/* Runs that end before their time: Ctrl-C, killed and frozen daemons, a killed driver, a second driver. */
+/* Runs that end early: Ctrl-C, killed and frozen daemons, a killed driver, a second driver. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 #define NUM_DAEMONS 2
 #define LONG_RUN    "trainer.total_training_steps=100000"
 #define FIRST_STEP  "step 1/100000"
-/* A mesh that is not the actor's. */
+/* A mesh that differs from the actor's. */
 #define OTHER_ROLLOUT "actor_rollout_ref.rollout.tensor_model_parallel_size=1"
 
 /* `override`: one more; NULL: none. */
@@ -62,14 +62,14 @@ static bool has_variable(pid_t pid, const char *variable)
     char *path = rk_format("/proc/%d/environ", (int)pid);
     size_t bytes;
     char *text = rk_test_read_file(path, &bytes);
-    bool has = memmem(text, bytes, variable, strlen(variable) + 1) != NULL; /* with the 0 at its end */
+    bool has = memmem(text, bytes, variable, strlen(variable) + 1) != NULL; /* including the terminating 0 */
 
     rk_free(text);
     rk_free(path);
     return has;
 }
 
-/* Goal: the threads of daemons that share the cores do not spin, unless the user says so. */
+/* Goal: OpenMP threads of daemons that share the cores do not spin, unless the user configures it. */
 static void test_run_local_daemons_wait_asleep(void **state)
 {
     static const struct {
@@ -105,7 +105,7 @@ struct signal_case {
 };
 
 /* Goal: Ctrl-C (and SIGTERM, and SIGHUP) cancels the running call, saves the model, writes the summary, stops
- * the daemons and dies by the signal. */
+ * the daemons and terminates by the signal. */
 static void test_run_interrupted_stops_everything_and_dies_by_the_signal(void **state)
 {
     static const struct signal_case cases[] = {
@@ -131,7 +131,7 @@ static void test_run_interrupted_stops_everything_and_dies_by_the_signal(void **
     }
 }
 
-/* Goal: nohup means that a closed terminal ends nothing. */
+/* Goal: under nohup a closed terminal does not end the run. */
 static void test_run_under_nohup_ignores_a_closed_terminal(void **state)
 {
     char *dir = new_run_dir();
@@ -152,7 +152,7 @@ static void test_run_under_nohup_ignores_a_closed_terminal(void **state)
     rk_free(dir);
 }
 
-/* Goal: a killed daemon fails the run within 10 s; the message names its rank and how it ended. */
+/* Goal: a killed daemon fails the run within 10 s; the message has its rank and its exit status. */
 static void test_run_daemon_killed_fails_naming_the_rank(void **state)
 {
     char *dir = new_run_dir();
@@ -173,7 +173,7 @@ static void test_run_daemon_killed_fails_naming_the_rank(void **state)
     rk_free(dir);
 }
 
-/* Goal: a daemon that no longer runs, but is there, is found by the keepalive (8 s) and named. */
+/* Goal: the keepalive (8 s) detects a stopped daemon, and the error names it. */
 static void test_run_daemon_frozen_fails_naming_the_rank(void **state)
 {
     char *dir = new_run_dir();
@@ -192,7 +192,7 @@ static void test_run_daemon_frozen_fails_naming_the_rank(void **state)
     rk_free(dir);
 }
 
-/* Goal: no daemon of --local outlives its driver, however that ends. */
+/* Goal: no daemon of --local outlives its driver, for every end of the driver. */
 static void test_run_driver_killed_takes_its_daemons_along(void **state)
 {
     char *dir = new_run_dir();
@@ -209,8 +209,8 @@ static void test_run_driver_killed_takes_its_daemons_along(void **state)
     rk_free(dir);
 }
 
-/* Goal: what configures the daemons of this machine, or tells rankctl's own service manager something, does
- * not reach daemons of a run's own: none of these runs would begin. */
+/* Goal: configuration of this machine's daemons and environment variables of rankctl's service manager do not
+ * affect --local daemons: otherwise none of these runs would begin. */
 static void test_run_local_daemons_are_configured_by_their_run_alone(void **state)
 {
     static const char *const variables[][2] = {
@@ -246,7 +246,7 @@ static void test_run_local_daemons_are_configured_by_their_run_alone(void **stat
 }
 
 /* Goal: a run removes its private directory at its end. The next run removes that of a driver that was
- * killed, once the daemons of that driver have ended, and leaves that of a driver that still runs. */
+ * killed, once the daemons of that driver have ended, and keeps that of a driver that still runs. */
 static void test_run_directory_of_killed_driver_is_removed_by_the_next(void **state)
 {
     char *root = rk_test_temp_path("x"), *dirs[] = {new_run_dir(), new_run_dir(), new_run_dir()};
@@ -283,7 +283,7 @@ static void test_run_directory_of_killed_driver_is_removed_by_the_next(void **st
     rk_free(root);
 }
 
-/* --- daemons that stay --- */
+/* --- daemons of --hosts --- */
 
 struct group {
     struct rk_proc *daemons[NUM_DAEMONS];
@@ -324,8 +324,7 @@ static void assert_run_succeeds(const struct group *group)
     rk_free(dir);
 }
 
-/* Goal: a second driver is refused with exit code 4 and the holder's name; the first goes on as if nothing
- * had been. */
+/* Goal: a second driver is rejected with exit code 4 and the holder's name; the first is not affected. */
 static void test_run_second_driver_is_refused_and_first_unharmed(void **state)
 {
     struct group group = start_group();
@@ -351,7 +350,7 @@ static void test_run_second_driver_is_refused_and_first_unharmed(void **state)
     rk_free(second_dir);
 }
 
-/* Goal: --takeover ends the first driver's run (exit code 4: its lease is gone) and begins its own. */
+/* Goal: --takeover ends the first driver's run (exit code 4: its lease is lost) and starts its own. */
 static void test_run_takeover_fences_the_first_driver_out(void **state)
 {
     struct group group = start_group();
@@ -369,7 +368,7 @@ static void test_run_takeover_fences_the_first_driver_out(void **state)
     outcome = finish_rankctl(first, 10000);
     assert_true(outcome.code == 4 ||
                 outcome.code == 1); /* refused, or its call was aborted by the new epoch */
-    assert_null(strstr(outcome.err, "keep the model")); /* what they have now is the other's */
+    assert_null(strstr(outcome.err, "keep the model")); /* they now have the other driver's model */
     outcome_fini(&outcome);
     stop_group(&group);
     rk_free(first_dir);
@@ -414,8 +413,8 @@ struct fault_case {
     const char *override;
 };
 
-/* Goal: a rank that fails alone in the middle of a call, at each stage, is the one that is named; the others,
- * stuck in collectives with it, are freed and serve the next run. */
+/* Goal: when one rank fails in the middle of a call, at any stage, the error names it; the others, which wait
+ * in collectives, are released and serve the next run. */
 static void test_run_rank_failing_alone_is_named_and_others_stay_usable(void **state)
 {
     static const struct fault_case cases[] = {
@@ -461,7 +460,7 @@ static void test_run_rank_failing_alone_is_named_and_others_stay_usable(void **s
     }
 }
 
-/* Goal: a bit that changed on one rank ends the run before its checkpoint, with the tensor and the rank. */
+/* Goal: a changed bit on one rank fails the run before its checkpoint, with the tensor and the rank. */
 static void test_run_with_replicas_that_differ_ends(void **state)
 {
     struct group group = {{start_daemon(NULL), NULL}, NULL};
@@ -479,15 +478,16 @@ static void test_run_with_replicas_that_differ_ends(void **state)
     assert_text("stderr", outcome.err,
                 "replicas of the weights differ: 'model.norm.weight' (outside the "
                 "layers) of rank 1 is not that of rank 0");
-    assert_int_equal(count_metrics(dir), 1); /* a step of the run is two of the optimizer */
+    assert_int_equal(count_metrics(dir), 1); /* a step of the run has two optimizer steps */
     outcome_fini(&outcome);
     assert_run_succeeds(&group);
     stop_group(&group);
     rk_free(dir);
 }
 
-/* Goal: a second Ctrl-C does not wait for a call that will not stop: rankctl names the request and goes, the
- * call goes on. Method: from its 6th method on (the second generate), one daemon sleeps before it begins. */
+/* Goal: a second Ctrl-C does not wait for a call that does not stop: rankctl prints the request and exits,
+ * and the call continues. Method: from its 6th method on (the second generate), one daemon sleeps before it
+ * begins. */
 static void test_run_interrupted_twice_detaches_from_the_call(void **state)
 {
     struct group group = {{start_daemon(NULL), NULL}, NULL};
@@ -520,7 +520,7 @@ static void test_run_interrupted_twice_detaches_from_the_call(void **state)
 }
 #endif
 
-/* Goal: a driver that was interrupted gives the lease back at once, and the daemons serve the next. */
+/* Goal: an interrupted driver releases the lease at once, and the daemons serve the next driver. */
 static void test_run_interrupted_on_hosts_releases_the_daemons(void **state)
 {
     struct group group = start_group();

@@ -1,5 +1,5 @@
-/* Validation in whole runs: it changes nothing of the training, its numbers are those of the responses that
- * it dumps, and it does not depend on how prompts are batched. */
+/* Validation in whole runs: it does not affect training, its metrics are those of the dumped responses, and
+ * it does not depend on the batches of prompts. */
 #include <math.h>
 #include <string.h>
 #include <unistd.h>
@@ -88,12 +88,12 @@ static struct dumped read_dump(const char *dir, const char *folder, int64_t step
     return dumped;
 }
 
-/* Every metric of the plain run but times stands in the other with the same bits. */
+/* Every metric of the plain run except times is in the other run, bit-identical. */
 static void assert_same_training(const char *plain, const char *validated)
 {
     for (int64_t step = 1; step <= TINY_STEPS; step++) {
         struct rk_json *expected = read_metrics(plain, step);
-        struct rk_json *metrics = read_metrics(validated, step + 1); /* behind that of step 0 */
+        struct rk_json *metrics = read_metrics(validated, step + 1); /* after that of step 0 */
 
         assert_same_step(metrics, expected, step);
         rk_json_free(expected);
@@ -102,7 +102,7 @@ static void assert_same_training(const char *plain, const char *validated)
 }
 
 /* Goal: with validation before, every two steps and at the end, sampled and in batches that two replicas do
- * not divide, the training has the same bits as without; metrics, dumps, summary and report agree. */
+ * not divide, the training is bit-identical to one without; metrics, dumps, summary and report agree. */
 static void test_validate_training_is_the_same_and_numbers_are_those_of_the_dump(void **state)
 {
     static const int64_t val_steps[] = {0, 2, 3};
@@ -191,8 +191,8 @@ static void test_validate_only_ends_after_it_whatever_the_batches(void **state)
     assert_true(means[0] == means[1]);
 }
 
-/* Goal: val_only measures the model of a checkpoint, in a directory of its own: what the run measured itself
- * after that step. The run's directory is left alone. */
+/* Goal: val_only of a checkpoint, in a separate directory, gives the same metrics as the run after that step.
+ * The run's directory is not changed. */
 static void test_validate_only_of_a_checkpoint_finds_its_model(void **state)
 {
     char *trained, *dir, *resume;
@@ -230,7 +230,7 @@ static void test_validate_only_of_a_checkpoint_finds_its_model(void **state)
     rk_free(trained);
 }
 
-/* Goal: a folder for dumps that cannot be made is found before anything runs. */
+/* Goal: a directory for dumps that cannot be created is an error before anything runs. */
 static void test_validate_dump_folder_that_is_a_file_trains_nothing(void **state)
 {
     char *path = rk_test_temp_path("in_the_way"), *change, *dir;

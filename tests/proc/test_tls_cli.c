@@ -1,4 +1,4 @@
-/* rankctl and daemons over TLS: what works, what is said when it does not, and that a run is the same. */
+/* rankctl and daemons over TLS: valid and invalid configurations, and an unchanged run. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +31,7 @@ static void free_args(const char **args, int count)
         rk_free((char *)args[i]);
 }
 
-/* On 127.0.0.1; `file` NULL: plain. */
+/* On 127.0.0.1; `file` NULL: without TLS. */
 static struct rk_proc *start_tls_daemon(const char *file, const char *ca, const char *comm, const char *more)
 {
     char *roots = rk_format("--ckpt.roots=[\"%s\"]", rk_test_temp_dir()),
@@ -71,7 +71,7 @@ static void stop(struct rk_proc *proc)
     rk_proc_destroy(proc);
 }
 
-/* Goal: files come from flags or from the environment, and a Unix socket does without. */
+/* Goal: files come from flags or from the environment, and a Unix socket needs none. */
 static void test_tls_cli_flags_and_environment(void **state)
 {
     struct rk_proc *daemon = start_tls_daemon("host", "ca", "unix", NULL), *local = start_daemon(NULL);
@@ -92,7 +92,7 @@ static void test_tls_cli_flags_and_environment(void **state)
     assert_exit(&outcome, 0);
     outcome_fini(&outcome);
     setenv("RANKCTL_TLS_CA", "/nowhere", 1);
-    outcome = ask(rk_proc_address(local), NULL, NULL); /* the certificate is not checked */
+    outcome = ask(rk_proc_address(local), NULL, NULL); /* certificates are not checked on a Unix socket */
     assert_exit(&outcome, 0);
     outcome_fini(&outcome);
     unsetenv("RANKCTL_TLS_CA");
@@ -103,7 +103,7 @@ static void test_tls_cli_flags_and_environment(void **state)
     rk_free(both);
 }
 
-/* Goal: whatever is wrong with certificates of either side is said with its cause, and not "socket closed".
+/* Goal: errors of certificates on either side have their cause, and are not "socket closed".
  */
 static void test_tls_cli_says_what_is_wrong(void **state)
 {
@@ -164,9 +164,9 @@ static struct outcome run_on(struct rk_proc *const daemons[2], const char *dir, 
     return outcome;
 }
 
-/* Goal: a run on two daemons over mutual TLS, with collectives over TCP, has the bits of a plain one; its
- * files are keys of the job, or options, which come before the keys. Ranks one of which has switched TLS off
- * do not come together, and it is said why. */
+/* Goal: a run on two daemons over mutual TLS, with collectives over TCP, is bit-identical to one without TLS;
+ * its files are keys of the job, or options, which take precedence. If one of the ranks has TLS off, they do
+ * not connect, and the error has the reason. */
 static void test_tls_cli_run_is_the_same(void **state)
 {
     char *plain = run_new_tiny_job("2", NULL, NULL), *dir = new_run_dir(), *other_dir = new_run_dir();

@@ -1,4 +1,4 @@
-/* rankctl top on a terminal: a pseudo-terminal whose other end the test has. */
+/* rankctl top on a terminal: a pseudo-terminal controlled by the test. */
 #include <errno.h>
 #include <poll.h>
 #include <pty.h>
@@ -52,11 +52,11 @@ static void start_top(struct terminal *terminal, const char *hosts)
         execv(program, (char *const *)args);
         _exit(127);
     }
-    assert_int_equal(tcgetattr(terminal->fd, &terminal->before), 0); /* top has had no time to change it */
+    assert_int_equal(tcgetattr(terminal->fd, &terminal->before), 0); /* before top can change it */
     rk_free(program);
 }
 
-/* Reads what there is; false at the end. */
+/* Reads available data; false at the end. */
 static bool read_some(struct terminal *terminal, int timeout_ms)
 {
     struct pollfd poller = {.fd = terminal->fd, .events = POLLIN};
@@ -67,12 +67,12 @@ static bool read_some(struct terminal *terminal, int timeout_ms)
         return true;
     got = read(terminal->fd, buffer, sizeof(buffer));
     if (got <= 0)
-        return false; /* EIO: nobody has the other end */
+        return false; /* EIO: the other end is closed */
     rk_str_append_bytes(&terminal->out, buffer, (size_t)got);
     return true;
 }
 
-/* The last screen that was drawn completely, from `from` on; NULL: none. rk_free it. */
+/* The last complete screen from `from` on; NULL: none. rk_free it. */
 static char *last_screen(const struct terminal *terminal, size_t from)
 {
     const char *text = rk_str_text(&terminal->out) + from, *begin = NULL, *end = NULL;
@@ -88,7 +88,7 @@ static char *last_screen(const struct terminal *terminal, size_t from)
     return begin ? rk_strndup(begin, (size_t)(end - begin)) : NULL;
 }
 
-/* Waits for a screen that was drawn from now on and fits; rk_free it. */
+/* Waits for a new screen for which fits() is true; rk_free it. */
 static char *wait_screen(struct terminal *terminal, bool (*fits)(const char *screen))
 {
     int64_t end_ns = rk_time_now_ns() + rk_proc_timeout_ms(WAIT_MS) * 1000000;
@@ -152,7 +152,7 @@ static bool is_low(const char *screen)
     return num_lines == 2;
 }
 
-/* Waits for the end; returns the status of waitpid. The terminal must be as it was before. */
+/* Waits for the end; returns the status of waitpid. The terminal's settings must be restored. */
 static int finish(struct terminal *terminal)
 {
     int64_t end_ns = rk_time_now_ns() + rk_proc_timeout_ms(WAIT_MS) * 1000000;
@@ -174,7 +174,7 @@ static int finish(struct terminal *terminal)
     assert_int_equal(count_text(text, END), 1);
     assert_non_null(strstr(strstr(text, BEGIN), CURSOR));
     assert_true(strstr(text, END) > strstr(text, BEGIN));
-    assert_null(strstr(strstr(text, END), HOME)); /* nothing is drawn behind it */
+    assert_null(strstr(strstr(text, END), HOME)); /* nothing is drawn after it */
     close(terminal->fd);
     rk_str_fini(&terminal->out);
     return status;
@@ -186,7 +186,7 @@ static void press(struct terminal *terminal, char key)
 }
 
 /* Goal: top redraws one line for every daemon, follows the size of the terminal, ends with code 0 at "q", and
- * leaves the terminal as it was. */
+ * restores the terminal. */
 static void test_top_redraws_and_ends_on_q(void **state)
 {
     struct rk_proc *daemons[] = {start_daemon_on(0, NULL), start_daemon_on(1, NULL)};
@@ -199,7 +199,7 @@ static void test_top_redraws_and_ends_on_q(void **state)
     start_top(&terminal, hosts);
     screen = wait_screen(&terminal, is_whole);
     widest(screen, &num_lines);
-    assert_int_equal(num_lines, 3); /* titles, and a line each */
+    assert_int_equal(num_lines, 3); /* titles, and one line each */
     assert_true(rk_str_has_prefix(screen, "WORKER  STATE"));
     assert_int_equal(count_text(screen, "\n0 "), 1);
     assert_int_equal(count_text(screen, "\n1 "), 1);
@@ -237,7 +237,7 @@ static void test_top_redraws_and_ends_on_q(void **state)
     rk_free(hosts);
 }
 
-/* Goal: Ctrl-C ends it as a signal ends a program, SIGTERM too, and both leave the terminal as it was. */
+/* Goal: Ctrl-C and SIGTERM terminate it by the signal, and both restore the terminal. */
 static void test_top_restores_the_terminal_on_signals(void **state)
 {
     struct rk_proc *daemon = start_daemon_on(0, NULL);

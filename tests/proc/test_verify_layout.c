@@ -1,4 +1,4 @@
-/* rankctl verify-layout: layouts that compute what one rank does, and one that does not. */
+/* rankctl verify-layout: layouts that agree with one rank, and one that does not. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +23,7 @@
 #define ARGS_MAX 40
 #define STEP_MS  120000
 
-/* A fresh directory, which verify-layout has to leave empty; rk_free it. */
+/* A new directory, which verify-layout must leave empty; rk_free it. */
 static char *new_work_dir(void)
 {
     char *dir = new_run_dir();
@@ -77,12 +77,12 @@ struct agreement {
     const char *label, *job, *daemons;
     int num_daemons;
     const char *more[12];
-    const char *layout;        /* part of what is said of it */
+    const char *layout;        /* part of the layout's description */
     int64_t num_actor_tensors; /* of config.json: 9 a layer, embedding, norm and head */
     const char *rows[6];       /* "role/name" of outputs and metrics */
 };
 
-/* Goal: every output, gradient and parameter of the layout is that of one rank, and is looked at. */
+/* Goal: every output, gradient and parameter of the layout is compared with that of one rank, and agrees. */
 static void check_agreement(const struct agreement *c)
 {
     char *dir = new_work_dir();
@@ -157,7 +157,7 @@ static void test_verify_layouts_agree_with_one_rank(void **state)
     }
 }
 
-/* Goal: flows that train on examples, in the dtype that runs on GPUs have. */
+/* Goal: the flows sft and dpo, in the dtype of runs on GPUs. */
 static void test_verify_examples_in_bfloat16(void **state)
 {
     static const struct agreement cases[] = {
@@ -207,7 +207,7 @@ static char *make_model(const char *name, const char *architecture, const char *
     return dir;
 }
 
-/* Goal: roles that only compute are compared, too: a teacher and a reward model, each with a layout of its
+/* Goal: roles that do not train are compared, too: a teacher and a reward model, each with a layout of its
  * own. */
 static void test_verify_teachers_and_reward_models(void **state)
 {
@@ -236,8 +236,8 @@ static void test_verify_teachers_and_reward_models(void **state)
 }
 
 #ifdef RK_FAULTS
-/* Goal: where one rank has no room, the smallest layout that has is compared with. Method: a fault instead of
- * a device that is too small. */
+/* Goal: if the model does not fit on one rank, the smallest layout that fits is the reference. Method: a
+ * fault point instead of a small device. */
 static void test_verify_takes_a_larger_reference(void **state)
 {
     char *dir = new_work_dir();
@@ -265,8 +265,8 @@ static void test_verify_takes_a_larger_reference(void **state)
 /* --- disagreement --- */
 
 #ifdef RK_FAULTS
-/* Goal: one gradient that is wrong on one rank is found, with its tensor and its rank, on daemons of the
- * user's own. Method: the second of two daemons replaces an element of the sums of its shard. */
+/* Goal: a wrong gradient on one rank is reported, with its tensor and its rank, on daemons of --hosts.
+ * Method: the second of two daemons replaces an element of the sums of its shard. */
 static void test_verify_names_the_tensor_that_differs(void **state)
 {
     static const struct {
@@ -308,7 +308,7 @@ static void test_verify_names_the_tensor_that_differs(void **state)
 }
 #endif
 
-/* Goal: a tolerance that nothing meets makes rows differ: the command is no rubber stamp. */
+/* Goal: with a tolerance of 0 rows differ: the command does compare. */
 static void test_verify_with_no_tolerance_differs(void **state)
 {
     char *dir = new_work_dir();
@@ -353,7 +353,7 @@ static void test_verify_wide_models_have_a_larger_tolerance(void **state)
 
 /* --- refusals --- */
 
-/* Goal: what cannot run is refused before a daemon starts, by name, with exit code 2, and leaves nothing. */
+/* Goal: invalid arguments are rejected before a daemon starts, with exit code 2, and leave no files. */
 static void test_verify_refuses_bad_input(void **state)
 {
     static const struct {

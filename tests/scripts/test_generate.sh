@@ -1,6 +1,7 @@
 #!/bin/sh
-# test_generate.sh CMAKE SOURCE: goal: what cmake/generate.cmake writes follows the commit and the headers, and a build
-# has no cause to compile anything when neither has changed. Method: a repository of its own. 77: there is no git.
+# test_generate.sh CMAKE SOURCE: goal: the output of cmake/generate.cmake depends on the commit and
+# the headers, and is not rewritten when neither has changed. Method: a temporary repository. Exits
+# with 77 without git.
 set -eu
 cmake=$1
 source=$2

@@ -1,7 +1,8 @@
 #!/bin/sh
-# test_manual.sh BUILD_DIR: goal: manual pages have every command, option and key, and groff nothing to complain about; the
-# completions offer the right words at every place of a command line, in bash and, where it is, in zsh. Method: the pages
-# against --help of the programs; the functions run with command lines as a shell hands them in.
+# test_manual.sh BUILD_DIR: goal: manual pages have every command, option and key, and groff reports
+# no errors; the completions offer the right words at every position of a command line, in bash and,
+# if installed, in zsh. Method: the pages against --help of the programs; the functions run with
+# command lines as a shell hands them in.
 set -eu
 build=$1
 manual=$build/manual
