@@ -61,8 +61,8 @@ echo '{}' >jobs/train.json
 cat >check.bash <<'END'
 set -u
 failed=0
-compopt() { :; } # it works in a completion only
-# LINE and the words that must be among the candidates, "!" before those that must not be.
+compopt() { :; } # only works in a completion
+# LINE and the words that must be among the candidates; "!" marks words that must not be.
 expect() {
     local line=$1 word
     shift
@@ -107,7 +107,7 @@ cat "$manual/rankctl.bash" "$manual/rankd.bash" check.bash >all.bash
 bash all.bash || fail "the completions for bash"
 "$build/bin/rankctl" completion bash | cmp - "$manual/rankctl.bash"
 
-# --- zsh: what it offers comes from the same functions ---
+# --- zsh: candidates come from the same functions ---
 if command -v zsh >/dev/null; then
     cat >check.zsh <<'END'
 compdef() { [ "$1 $2" = "_rankctl rankctl" ] || [ "$1 $2" = "_rankd rankd" ] || exit 1; }

@@ -1,7 +1,8 @@
 #!/bin/sh
-# test_scripts.sh SOURCE: goal: scripts/test.sh counts what ran, and quickstart.sh understands its arguments and counts
-# GPUs. Method: the scripts in a folder of their own, where what they call is played: bootstrap, cmake, ctest (each
-# preset has the labels of PRESETS), find (the machine has the GPUs of GPUS) and rankctl (prints its arguments).
+# test_scripts.sh SOURCE: goal: scripts/test.sh counts the tests that ran, and quickstart.sh parses
+# its arguments and counts GPUs. Method: the scripts in a temporary directory with fake programs:
+# bootstrap, cmake, ctest (each preset has the labels of PRESETS), find (the machine has the GPUs of
+# GPUS) and rankctl (prints its arguments).
 set -eu
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
@@ -44,7 +45,7 @@ echo "50% tests passed, $bad tests failed out of $(echo $run | wc -w)"
 SH
 
 failed=0
-# check NAME EXIT_CODE PATTERN command...: its exit code and a line of what it prints.
+# check NAME EXIT_CODE PATTERN command...: checks its exit code and a line of its output.
 check() {
     name=$1 code=$2 pattern=$3
     shift 3

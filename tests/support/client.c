@@ -15,7 +15,7 @@
 #include "tests/support/proc.h"
 #include "tests/support/test.h"
 
-#define CALL_MS 60000 /* bound of any call; tests that wait for a deadline wait for one of the daemon */
+#define CALL_MS 60000 /* timeout of any call; tests of deadlines wait for shorter ones of the daemon */
 
 struct rk_client {
     grpc_channel *channel;
@@ -24,7 +24,7 @@ struct rk_client {
     char *authorization;
 };
 
-/* Where the end of a call arrives. */
+/* Receives the end of a call. */
 struct ending {
     grpc_metadata_array headers, trailers;
     grpc_status_code code;
@@ -35,10 +35,10 @@ struct rk_client_stream {
     struct rk_client *client;
     grpc_call *call;
     struct ending ending;
-    char tag_headers, tag_status, tag_send, tag_receive; /* only their addresses count */
+    char tag_headers, tag_status, tag_send, tag_receive; /* only their addresses are used */
 };
 
-/* Takes the credentials. */
+/* Takes ownership of the credentials. */
 static struct rk_client *create(const char *address, const char *token, grpc_channel_credentials *credentials)
 {
     grpc_arg args[] = {
@@ -139,7 +139,7 @@ struct rk_client_stream *rk_client_open(struct rk_client *client, rk_rpc_id_t rp
     return open_path(client, rk_rpc_get(rpc)->path);
 }
 
-/* Waits for a batch; the call's deadline ends every one of them. */
+/* Waits for a batch; the call's deadline bounds the wait. */
 static bool wait_for(struct rk_client_stream *stream, void *tag)
 {
     grpc_event event =

@@ -1,7 +1,6 @@
 /* A small blocking gRPC client for tests: one call at a time in a thread, every wait with a deadline.
  *
- * It is apart from the product's client on purpose: it sends what a test wants, also what no good client
- * would. */
+ * It is intentionally separate from the product's client: it can also send invalid data. */
 #ifndef RK_TEST_CLIENT_H
 #define RK_TEST_CLIENT_H
 
@@ -21,13 +20,13 @@ RK_BEGIN_DECLS
 struct rk_client;
 struct rk_client_stream;
 
-/* A connection of its own. `token` goes into the authorization header; NULL: none. */
+/* A new connection. `token` is sent in the authorization header; NULL: none. */
 struct rk_client *rk_client_create(const char *address, const char *token);
-/* Over TLS, with what the files hold; the daemon must have a certificate for the address's host. */
+/* With TLS and these files; the daemon must have a certificate for the address's host. */
 struct rk_client *rk_client_create_tls(const char *address, const char *token,
                                        const struct rk_tls_files *files);
 void rk_client_destroy(struct rk_client *client); /* NULL is a no-op */
-/* Scratch memory for what the calls below return; lives as long as the client. */
+/* Memory for the results of the calls below; freed with the client. */
 struct rk_arena *rk_client_arena(struct rk_client *client);
 
 /* Unary. `reply` may be NULL. */
@@ -38,7 +37,7 @@ struct rk_status *rk_client_call_path(struct rk_client *client, const char *path
 
 /* --- streams --- */
 struct rk_client_stream *rk_client_open(struct rk_client *client, rk_rpc_id_t rpc);
-/* False when the call has ended: rk_client_finish says how. */
+/* False if the call has ended: rk_client_finish returns its status. */
 bool rk_client_send(struct rk_client_stream *stream, const struct rk_str *message);
 bool rk_client_send_chunk(struct rk_client_stream *stream, uint32_t tensor, uint64_t offset, const void *data,
                           size_t bytes);
@@ -52,7 +51,7 @@ void rk_client_cancel(struct rk_client_stream *stream);
 /* Waits for the status and frees the stream. */
 struct rk_status *rk_client_finish(struct rk_client_stream *stream) RK_NODISCARD;
 
-/* --- what most tests begin with --- */
+/* --- setup of most tests --- */
 struct rk_client_lease {
     struct rk_fence fence; /* lease_id points to id */
     uint8_t id[16];
@@ -63,7 +62,8 @@ struct rk_client_lease {
 struct rk_status *rk_client_get_status(struct rk_client *client, struct rk_worker_status *out) RK_NODISCARD;
 struct rk_status *rk_client_acquire(struct rk_client *client, const struct rk_acquire_lease_request *request,
                                     struct rk_client_lease *out) RK_NODISCARD;
-/* Both rounds, for a world of this daemon alone, with a mesh of one rank for each role (NULL-terminated). */
+/* Both rounds of Configure, for a world of this daemon alone, with a mesh of one rank for each role
+ * (NULL-terminated). */
 struct rk_status *rk_client_configure_alone(struct rk_client *client, const struct rk_client_lease *lease,
                                             uint64_t mesh_generation, const char *const *roles) RK_NODISCARD;
 

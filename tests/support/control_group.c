@@ -24,10 +24,10 @@ static const struct kind v2 = {"memory.max", "memory.peak", "memory.events"};
 
 struct rk_test_group {
     const struct kind *kind;
-    char *path, *home; /* home: where the test's process was */
+    char *path, *home; /* home: the original group of the test's process */
 };
 
-/* NULL when it cannot be read. */
+/* NULL if it cannot be read. */
 static char *read_text(const char *dir, const char *name)
 {
     char *path = rk_path_join(dir, name), *text = NULL;
@@ -78,14 +78,14 @@ static char *find_home(const char *root, const char *controllers)
             home = rk_format("%s%s", root, line + 1);
     }
     rk_free(text);
-    if (home && access(home, F_OK) != 0) { /* the mount begins below what the line says */
+    if (home && access(home, F_OK) != 0) { /* the mount does not show the upper levels of the path */
         rk_free(home);
         home = rk_strdup(root);
     }
     return home;
 }
 
-/* Makes a group below `parent`; appends to `why` when it cannot. */
+/* Creates a group below `parent`; on failure appends the reason to `why`. */
 static struct rk_test_group *make_below(struct rk_str *why, const struct kind *kind, const char *parent,
                                         const char *home, int64_t bytes)
 {
@@ -94,7 +94,7 @@ static struct rk_test_group *make_below(struct rk_str *why, const struct kind *k
     bool is_made;
 
     if (kind == &v2)
-        write_text(parent, "cgroup.subtree_control", "+memory"); /* else memory.max is not there */
+        write_text(parent, "cgroup.subtree_control", "+memory"); /* otherwise memory.max does not exist */
     is_made = mkdir(path, 0755) == 0;
     snprintf(text, sizeof(text), "%lld", (long long)bytes);
     if (is_made && write_text(path, kind->limit, text)) {
@@ -137,7 +137,7 @@ void rk_test_group_destroy(struct rk_test_group *group)
     if (!group)
         return;
     for (int i = 0; i < 100 && rmdir(group->path) != 0 && errno == EBUSY; i++)
-        usleep(10000); /* a process that has ended leaves it a little later */
+        usleep(10000); /* an exited process is removed from it asynchronously */
     rk_free(group->path);
     rk_free(group->home);
     rk_free(group);

@@ -11,7 +11,7 @@
 #include "engine/rk_plugin.h"
 #include "tests/support/graph_device.h"
 
-/* A machine without the device is no failure of what is tested on it. */
+/* A missing device skips the test. */
 static void skip_without_device(const struct rk_status *st)
 {
     const char *reason = rk_status_reason(st);
@@ -64,7 +64,7 @@ struct rk_status *rk_test_device_open_rank(struct rk_device **out, int num_threa
     return open_named(out, name, num_threads);
 }
 
-/* In a process of its own, because a process that has opened a GPU cannot fork others that do. */
+/* In a separate process, because a process that has opened a GPU cannot fork others that open one. */
 static int count_devices(void)
 {
     struct rk_device *device;

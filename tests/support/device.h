@@ -1,5 +1,5 @@
 /* The device under test: RK_TEST_DEVICE names it, "cpu" by default; RK_TEST_PLUGIN its library, by default
- * the one of this build. Ranks of a test take "cuda:0", "cuda:1", ... when it is "cuda". "graphs" is the CPU
+ * the one of this build. If it is "cuda", ranks of a test use "cuda:0", "cuda:1", ... "graphs" is the CPU
  * with graphs (graph_device.h). */
 #ifndef RK_TEST_DEVICE_H
 #define RK_TEST_DEVICE_H
@@ -11,21 +11,21 @@
 
 RK_BEGIN_DECLS
 
-#define RK_TEST_EXIT_SKIPPED 77 /* ctest takes it for skipped */
+#define RK_TEST_EXIT_SKIPPED 77 /* ctest treats it as skipped */
 
-/* Ends the process with RK_TEST_EXIT_SKIPPED where the machine has no such device. */
+/* Ends the process with RK_TEST_EXIT_SKIPPED if the machine has no such device. */
 struct rk_status *rk_test_device_open(struct rk_device **out, int num_threads) RK_NODISCARD;
 /* The same for one of several ranks; never ends the process. */
 struct rk_status *rk_test_device_open_rank(struct rk_device **out, int num_threads,
                                            int32_t rank) RK_NODISCARD;
-/* Whether RK_TEST_DEVICE stands for a device a rank ("cuda"), and not for one ("cuda:0", "cpu"). */
+/* Whether RK_TEST_DEVICE means one device per rank ("cuda"), and not a single one ("cuda:0", "cpu"). */
 bool rk_test_device_is_per_rank(void);
-/* How many ranks there are devices for: those of the machine for "cuda", one for "cuda:0", INT32_MAX on the
+/* Maximum number of ranks: those of the machine for "cuda", one for "cuda:0", INT32_MAX on the
  * CPU. Opens none in this process. */
 int32_t rk_test_device_max_ranks(void);
-/* Ends the process with code 77 where that is fewer. */
+/* Ends the process with code 77 if there are fewer. */
 void rk_test_device_need_ranks(int32_t num_ranks);
-/* The widest type that every operator takes: F64 is the CPU's. Needs no open device. */
+/* The widest dtype that every operator supports: F64 on the CPU. Needs no open device. */
 rk_dtype_t rk_test_device_dtype(void);
 bool rk_test_device_is_cpu(const struct rk_device *device);
 

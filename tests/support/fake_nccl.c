@@ -1,9 +1,8 @@
-/* Everything travels through mailboxes in shared memory, one for each pair of ranks of a communicator; a
- * collective is a set of transfers, and what has to be added is added when they are there.
+/* All data is sent through mailboxes in shared memory, one per pair of ranks of a communicator; a collective
+ * is a set of transfers, and reductions are computed after them.
  *
- * On a stream of the tests' device operations run when the stream comes to them, and calls return before; on
- * the CPU, which has no streams of its own, they run in the call: as calls of NCCL do that connect, or find a
- * stream full, they wait for the peers. */
+ * On a stream of the tests' device operations are asynchronous; on the CPU, which has no streams, they run in
+ * the call and wait for the peers, like NCCL's calls that connect or find a stream full. */
 #include "tests/support/fake_nccl.h"
 
 #include <pthread.h>
@@ -22,7 +21,7 @@
 #include "tests/support/graph_device.h"
 
 #define MAX_RANKS     8
-#define MAX_CHANNELS  600 /* communicators of a test binary */
+#define MAX_CHANNELS  600 /* maximum number of communicators of a test binary */
 #define MAILBOX_BYTES (32 << 10)
 
 struct mailbox {
@@ -30,13 +29,13 @@ struct mailbox {
     char data[MAILBOX_BYTES];
 };
 
-/* What the ranks of one communicator share. */
+/* Shared by the ranks of one communicator. */
 struct channel {
-    atomic_int num_joined, num_splits; /* ranks that have come; calls of comm_split of all of them */
+    atomic_int num_joined, num_splits; /* ranks that have joined; calls of comm_split over all of them */
     struct mailbox mailboxes[MAX_RANKS][MAX_RANKS]; /* [from][to] */
 };
 
-/* Which channel a split gave to a colour. */
+/* The channel that a split gave to a color. */
 struct child {
     int parent, split, color, channel;
 };
@@ -51,12 +50,12 @@ struct arena {
 };
 
 struct rk_nccl_comm {
-    int channel, rank, size; /* size 0: as many as have joined when all have */
+    int channel, rank, size; /* size 0: as many as have joined */
     int num_splits;
     bool is_blocking;
     atomic_bool is_aborted;
-    atomic_int num_ops; /* on streams that have not passed them, and in graphs that have not been destroyed */
-    /* A split that is under way. */
+    atomic_int num_ops; /* on streams that have not completed them, and in existing graphs */
+    /* A split in progress. */
     rk_nccl_comm_t *child_out, child;
 };
 
@@ -116,7 +115,7 @@ static rk_nccl_result_t comm_init_rank_config(rk_nccl_comm_t *comm, int num_rank
 {
     int channel;
 
-    RK_ASSERT(config->blocking == 0); /* a blocking one cannot be given up */
+    RK_ASSERT(config->blocking == 0); /* connecting a blocking communicator could not be aborted */
     memcpy(&channel, id.bytes, sizeof(channel));
     if (atomic_load(&arena->faults.slow_rank) == rank + 1)
         nanosleep(&(struct timespec){.tv_sec = 3}, NULL);
@@ -153,7 +152,7 @@ static rk_nccl_result_t comm_split(rk_nccl_comm_t comm, int color, int key, rk_n
     comm->child_out = child;
     comm->num_splits++;
     atomic_fetch_add(&channel_of(comm)->num_splits, 1);
-    return RK_NCCL_SUCCESS; /* although it has only begun: so does NCCL */
+    return RK_NCCL_SUCCESS; /* although it has only begun: as in NCCL */
 }
 
 static rk_nccl_result_t comm_get_async_error(rk_nccl_comm_t comm, rk_nccl_result_t *error)
@@ -183,10 +182,10 @@ static rk_nccl_result_t comm_get_async_error(rk_nccl_comm_t comm, rk_nccl_result
 }
 
 static _Thread_local int group_depth;
-static _Thread_local RK_ARRAY(rk_nccl_comm_t) aborted; /* in the group of calls that is open */
+static _Thread_local RK_ARRAY(rk_nccl_comm_t) aborted; /* in the open group of calls */
 
-/* When streams have passed what they were given, and graphs are gone. Calls are not waited for: the caller's
- * threads may not be in a communicator that they release. */
+/* Waits until streams have completed their operations and graphs are destroyed. Does not wait for calls: the
+ * caller's threads must not use a communicator that they release. */
 static void release_aborted(void)
 {
     for (int64_t i = 0; i < aborted.count; i++) {
@@ -202,7 +201,7 @@ static void release_aborted(void)
 static rk_nccl_result_t comm_abort(rk_nccl_comm_t comm)
 {
     atomic_store(&comm->is_aborted, true);
-    if (comm->child_out) /* also of a split that has not ended: its communicator is the caller's to abort */
+    if (comm->child_out) /* also the child of an unfinished split, which the caller must abort */
         *comm->child_out = comm->child;
     rk_array_append(&aborted, comm);
     if (group_depth == 0)
@@ -225,16 +224,17 @@ static const char *get_last_error(rk_nccl_comm_t comm)
 
 struct transfer {
     rk_nccl_comm_t comm;
-    char *data; /* not written when it is sent */
+    char *data; /* not written if it is a send */
     size_t bytes, done_bytes;
     int peer;
     bool is_send;
 };
 
 static _Thread_local RK_ARRAY(struct transfer) queue;
-static _Thread_local void *queue_stream; /* of the tests' device: what is in the queue is for it; NULL: run */
+static _Thread_local void *queue_stream; /* of the tests' device: queued operations go to it; NULL: run them
+                                          * now */
 
-/* Whether an earlier transfer between the same two in the same direction is not done. */
+/* Whether an earlier transfer between the same ranks in the same direction is not done. */
 static bool must_wait(int64_t i)
 {
     for (int64_t j = 0; j < i; j++) {
@@ -247,7 +247,7 @@ static bool must_wait(int64_t i)
     return false;
 }
 
-/* Whether something moved. */
+/* Whether data was moved. */
 static bool advance(struct transfer *transfer)
 {
     struct channel *channel = channel_of(transfer->comm);
@@ -297,7 +297,7 @@ static rk_nccl_result_t run_queue(void)
     return result;
 }
 
-/* Of the tests' device when it comes to the transfers of one group of calls. */
+/* Arguments of a task of the tests' device: the transfers of one group of calls. */
 struct transfers {
     struct transfer *items;
     int64_t count;
@@ -323,7 +323,7 @@ static void release_transfers(const void *args)
     rk_free(transfers->items);
 }
 
-/* In the call, or later on the stream that they were given. */
+/* Runs them in the call, or later on their stream. */
 static rk_nccl_result_t run_or_append_queue(void)
 {
     struct transfers transfers = {queue.items, queue.count};
@@ -391,7 +391,7 @@ static rk_nccl_result_t fake_send(const void *data, size_t count, rk_nccl_dtype_
 {
     void *bytes;
 
-    memcpy(&bytes, &data, sizeof(bytes)); /* a transfer that is sent does not write */
+    memcpy(&bytes, &data, sizeof(bytes)); /* a send does not write */
     return add(comm, bytes, count * rk_dtype_bytes(dtype_of(dtype)), peer, true, stream);
 }
 
@@ -446,7 +446,7 @@ static void fold(void *acc, const void *x, rk_dtype_t dtype, rk_nccl_reduce_t op
     }
 }
 
-/* parts[r] becomes what rank r sends: from `in` to everybody, `stride` elements further for each of them. */
+/* Sets parts[r] to the data that rank r sends: from `in`, `stride` elements further for each receiver. */
 static rk_nccl_result_t exchange(rk_nccl_comm_t comm, char *parts, const void *in, size_t count,
                                  size_t stride, rk_nccl_dtype_t dtype)
 {
@@ -463,7 +463,7 @@ static rk_nccl_result_t exchange(rk_nccl_comm_t comm, char *parts, const void *i
     return result == RK_NCCL_SUCCESS ? ended : result;
 }
 
-/* From the last rank to the first: not the order of the ranks, nor that of any part. */
+/* From the last rank to the first, intentionally not in rank order. */
 static rk_nccl_result_t reduce(rk_nccl_comm_t comm, void *out, const void *in, size_t count, size_t stride,
                                rk_nccl_dtype_t dtype, rk_nccl_reduce_t op)
 {
@@ -494,7 +494,7 @@ static rk_nccl_result_t broadcast(rk_nccl_comm_t comm, void *out, const void *in
     return result == RK_NCCL_SUCCESS ? ended : result;
 }
 
-/* A collective, which may be kept for later. */
+/* A collective, which may be deferred. */
 struct collective {
     enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST } kind;
     rk_nccl_comm_t comm;
@@ -520,7 +520,7 @@ static rk_nccl_result_t run(const struct collective *c)
     }
 }
 
-/* On a stream nobody hears of a failure: it is the world that knows. */
+/* A failure on a stream is not returned by the stream: the world reports it. */
 static struct rk_status *run_later(struct rk_stream *stream, const void *args)
 {
     (void)stream;

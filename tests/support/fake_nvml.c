@@ -1,6 +1,6 @@
-/* A library in the place of NVML, for the tests of GPU figures on machines without a GPU. It knows these
- * GPUs: "GPU-whole", "GPU-partial", which does not tell its power, clocks and errors, and "GPU-slow", whose
- * driver takes long. "GPU-whole" has had the Xid 79 twice and each of 1 to 20 once. */
+/* A fake NVML, for the tests of GPU figures on machines without a GPU. It has these GPUs: "GPU-whole",
+ * "GPU-partial", which does not report power, clocks and errors, and "GPU-slow", whose driver is slow.
+ * "GPU-whole" has had the Xid 79 twice and each of 1 to 20 once. */
 #include <string.h>
 
 #include "base/rk_compiler.h"

@@ -19,17 +19,17 @@ struct entry {
 
 struct graph {
     RK_ARRAY(struct entry) entries;
-    atomic_int num_launched; /* and not done */
+    atomic_int num_launched; /* launched and not finished */
 };
 
 /* Of a stream; a device's handle is the device of the CPU. */
 struct graph_stream {
     struct rk_stream *cpu;
     struct rk_test_queue *queue;
-    struct graph *recording; /* NULL: it does not */
+    struct graph *recording; /* NULL: not recording */
 };
 
-/* The device that is in use by this thread. */
+/* The current device of this thread. */
 static _Thread_local void *current;
 
 static void nap(void)
@@ -50,7 +50,7 @@ static void graph_free(struct graph *graph)
     rk_free(graph);
 }
 
-/* False when the stream does not record. */
+/* False if the stream is not recording. */
 static bool record(struct graph_stream *stream, const struct rk_test_task *task)
 {
     struct entry entry = {.task = *task};
@@ -74,7 +74,7 @@ bool rk_test_graphs_append(void *native, const struct rk_test_task *task)
     return true;
 }
 
-/* Records it, or runs it behind all that the stream has been given. */
+/* Records it, or runs it after all work of the stream. */
 static struct rk_status *record_or_run(struct graph_stream *stream, const struct rk_test_task *task)
 {
     if (record(stream, task))
@@ -83,7 +83,7 @@ static struct rk_status *record_or_run(struct graph_stream *stream, const struct
     return task->run(stream->cpu, task->args);
 }
 
-/* --- what is recorded --- */
+/* --- recorded operations --- */
 
 #define X(op, args_type)                                                                                 \
     static struct rk_status *run_##op(struct rk_stream *stream, const void *args)                        \
@@ -270,7 +270,7 @@ struct event {
     _Atomic int64_t reached_ns;
 };
 
-/* What a stream does when it comes to a record. */
+/* Arguments of a task that marks an event as reached. */
 struct reach {
     struct event *event;
     uint64_t number; /* of the record */
@@ -291,7 +291,7 @@ static bool has_reached(const struct event *event)
 static void graphs_event_destroy(void *dev, void *handle)
 {
     (void)dev;
-    while (!has_reached(handle)) /* a stream is going to write to it */
+    while (!has_reached(handle)) /* a stream is still going to write to it */
         nap();
     rk_free(handle);
 }
@@ -422,7 +422,7 @@ static struct rk_status *graphs_launch(void *dev, void *handle, void *graph)
     return NULL;
 }
 
-/* Nothing of the CPU's moves. */
+/* The CPU's scratch memory is not part of graphs. */
 static bool graphs_is_current(void *dev, void *stream, void *graph)
 {
     (void)dev;

@@ -1,9 +1,9 @@
-/* A device of the tests: the CPU with graphs, and with streams that run beside the host as far as libraries
- * over the device are concerned. What such a library appends, events and launches of graphs are done later,
- * in order, by a thread of the stream; operators and copies wait until the stream has come to its end, and
- * run in the call. While a stream records, everything is kept with a copy of its arguments instead. What an
- * argument points at must stay, as on a GPU, and a thread that records or asks for an event must have called
- * rk_device_use. "graphs:0", "graphs:1", ... are its names. */
+/* A device of the tests: the CPU with graphs, and with streams that are asynchronous for libraries over the
+ * device. Tasks of such a library, events and launches of graphs are executed later, in order, by a thread of
+ * the stream; operators and copies wait until the stream is idle, and run in the call. While a stream
+ * records, operations are stored with a copy of their arguments instead. Memory that arguments point to must
+ * stay valid, as on a GPU, and a thread that records or queries an event must have called rk_device_use.
+ * "graphs:0", "graphs:1", ... are its names. */
 #ifndef RK_TEST_GRAPH_DEVICE_H
 #define RK_TEST_GRAPH_DEVICE_H
 
@@ -15,17 +15,17 @@
 
 RK_BEGIN_DECLS
 
-/* Makes it known; again is a no-op. */
+/* Registers the device; a second call is a no-op. */
 struct rk_status *rk_test_graphs_register(void) RK_NODISCARD;
 
-/* For libraries over the device; `native` is what rk_stream_native gives, NULL on others: then false, and the
- * caller runs the task. */
+/* For libraries over the device; `native` is the result of rk_stream_native, NULL on other devices: then
+ * returns false, and the caller runs the task. */
 bool rk_test_graphs_append(void *native, const struct rk_test_task *task);
 
-/* From now on there is memory for so many graphs at a time, and none that is free; -1: for all. */
+/* From now on there is memory for this number of graphs, and no free memory beyond; -1: no limit. */
 void rk_test_graphs_limit(int64_t max_graphs);
 
-/* Who asks for an event waits until it is false again: a driver that does not answer. */
+/* While true, event queries block: simulates a driver that does not respond. */
 void rk_test_graphs_hold_queries(bool holds);
 
 RK_END_DECLS

@@ -84,7 +84,7 @@ void h2_open_call(struct rk_str *out, uint32_t stream, const char *path, const c
     rk_str_fini(&block);
 }
 
-/* False at the end of the peer's side. */
+/* Discards received data; false if the peer has closed. */
 static bool throw_away(int fd)
 {
     char scratch[4096];

@@ -1,5 +1,5 @@
-/* HTTP/2 by hand, for clients that do what no library would: frames as bytes, over a TCP connection to the
- * loopback address of a daemon. Nothing here checks what the daemon answers. */
+/* Hand-written HTTP/2, for clients that no library would produce: frames as bytes, over a TCP connection to
+ * the loopback address of a daemon. The daemon's replies are not checked. */
 #ifndef RK_TEST_H2_RAW_H
 #define RK_TEST_H2_RAW_H
 
@@ -31,16 +31,16 @@ RK_BEGIN_DECLS
 int h2_connect(const char *address);
 /* Appends a frame. `payload` may be NULL: zeros. */
 void h2_frame(struct rk_str *out, int type, int flags, uint32_t stream, const void *payload, size_t bytes);
-/* What a client says first: the preface and empty SETTINGS. */
+/* Appends a client's first bytes: the preface and empty SETTINGS. */
 void h2_greeting(struct rk_str *out);
 /* Appends the header block of a gRPC call of that path; `authorization` (its value) may be NULL. */
 void h2_call_block(struct rk_str *out, const char *path, const char *authorization);
 /* A HEADERS frame with that block; flags without END_HEADERS. */
 void h2_open_call(struct rk_str *out, uint32_t stream, const char *path, const char *authorization);
-/* Sends all, waiting up to `timeout_ms` for room; false when the peer has closed or the time is over. What
- * the peer has sent is thrown away meanwhile. */
+/* Sends all bytes, waiting up to `timeout_ms` for buffer space; false if the peer has closed or the time is
+ * over. Discards received data. */
 bool h2_send(int fd, const struct rk_str *bytes, int timeout_ms);
-/* Waits until the peer has closed; false when it has not after `timeout_ms`. */
+/* Waits until the peer has closed; false if it has not within `timeout_ms`. */
 bool h2_wait_closed(int fd, int timeout_ms);
 
 RK_END_DECLS

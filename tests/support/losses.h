@@ -32,16 +32,16 @@ struct rk_test_loss_result {
     double metrics[RK_LOSS_METRICS_MAX];
 };
 
-/* The row's configuration from `options`, a JSON object; keys that it lacks have their default. */
+/* The row's configuration from `options`, a JSON object; missing keys have their defaults. */
 struct rk_status *rk_test_loss_read(struct rk_test_loss *out, const struct rk_loss_ops *ops,
                                     const char *options) RK_NODISCARD;
-/* Completes options of update_actor with the defaults of the keys that they lack. */
+/* Adds the defaults of missing keys to options of update_actor. */
 void rk_test_policy_options(struct rk_json *options);
 /* The row that distillation with this loss_mode adds to the policy objective. */
 const struct rk_loss_ops *rk_test_distill_row(const char *loss_mode);
 struct rk_test_loss_result rk_test_loss_run(const struct rk_test_loss *loss,
                                             const struct rk_test_batch *batch);
-/* Asserts that the row has it. */
+/* Asserts that the row has the metric. */
 double rk_test_loss_metric(const struct rk_test_loss *loss, const struct rk_test_loss_result *result,
                            const char *name);
 /* The sequences [first, first + count) of a batch, with its denominators. */
@@ -50,7 +50,7 @@ struct rk_test_batch rk_test_batch_take(const struct rk_test_batch *all, int32_t
 /* --- fixtures --- */
 /* "golden/losses/inputs.safetensors"; rk_st_close it. */
 struct rk_st_file *rk_test_fixture_open(const char *name);
-/* A tensor as f64, and how many elements it has, unless count is NULL; rk_free it. Fails when there is none.
+/* A tensor as f64, and its number of elements unless count is NULL; rk_free it. Fails if it does not exist.
  */
 double *rk_test_fixture_tensor(const struct rk_st_file *file, const char *name, int64_t *count);
 

@@ -1,5 +1,4 @@
-/* Models for tests: everything a model needs, made together and taken down together, on one rank or on a
- * layout. */
+/* Models for tests: creates and destroys everything that a model needs, on one rank or on a layout. */
 #ifndef RK_TEST_MODELS_H
 #define RK_TEST_MODELS_H
 
@@ -18,16 +17,17 @@ struct rk_test_model_spec {
     rk_dtype_t dtype;
     rk_numerics_t numerics;
     int64_t recompute_num_layers;
-    uint32_t offload;            /* parts that may leave the device */
+    uint32_t offload;            /* parts that may be offloaded */
     int32_t tp, cp, dp, pp;      /* 0: 1 */
     int32_t ep, etp;             /* 0: 1, tp */
     int32_t moe_dispatch_tokens; /* 0: the default */
     int32_t vpp;                 /* chunks of a stage; 0: 1 */
-    int32_t num_first, num_last; /* layers of the first and of the last stage; 0: as many as the others */
-    bool sequence_parallel;      /* tp ranks share the rows of the residual stream */
+    int32_t num_first, num_last; /* layers of the first and of the last stage; 0: as many as the other
+                                  * stages */
+    bool sequence_parallel;      /* sequence parallelism */
     bool freezes_router;         /* of layers of experts */
     struct rk_comm_world *world; /* of tp * cp * dp * pp ranks; NULL for one rank */
-    struct rk_stream *stream;    /* of the rank (rk_test_rank_stream), borrowed; NULL: one is made */
+    struct rk_stream *stream;    /* of the rank (rk_test_rank_stream), borrowed; NULL: one is created */
 };
 
 struct rk_test_model {
@@ -40,7 +40,7 @@ struct rk_test_model {
     struct rk_model *model;
 };
 
-/* On failure too everything can (and must) be closed. */
+/* Must be closed, also after a failure. */
 struct rk_status *rk_test_model_open(struct rk_test_model *out,
                                      const struct rk_test_model_spec *spec) RK_NODISCARD;
 void rk_test_model_close(struct rk_test_model *test);
@@ -52,8 +52,8 @@ struct rk_status *rk_test_score(double *out, struct rk_test_model *test, const i
 /* AdamW with constant learning rate. */
 struct rk_optim_config rk_test_adamw(double lr, double weight_decay, double clip_grad);
 
-/* Largest |actual - expected| by the largest |expected|; +inf when something is not finite, and when
- * all of `expected` is 0: such a comparison would say nothing. */
+/* Maximum |actual - expected| divided by the maximum |expected|; +inf if a value is not finite, and if all of
+ * `expected` is 0, which would make the comparison meaningless. */
 double rk_test_error_by_max(const double *actual, const double *expected, int64_t count);
 
 RK_END_DECLS

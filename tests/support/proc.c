@@ -24,7 +24,7 @@
 struct rk_proc {
     pid_t pid;
     char *name;
-    char *stdout_path, *stderr_path; /* files, so that a process never waits for its reader */
+    char *stdout_path, *stderr_path; /* files, so that a process never blocks on its reader */
     char *address;
     bool has_ended;
     int wait_status;
@@ -162,7 +162,8 @@ void rk_proc_wait_output(struct rk_proc *proc, const char *text, int64_t timeout
         if (!is_running || rk_time_now_ns() > deadline_ns)
             fail_with_output(proc,
                              is_running ? "output did not come in time" : "ended before its output came");
-        is_running = rk_proc_is_running(proc); /* before the look: what a process wrote last is seen */
+        is_running = rk_proc_is_running(proc); /* checked first, so that the last output of an exited process
+                                                * is read */
         out = rk_proc_stdout(proc);
         is_found = strstr(out, text) != NULL;
         rk_free(out);

@@ -1,5 +1,5 @@
-/* Real processes for tests: start with captured output, wait with a timeout, stop. Whatever is still alive
- * when the test process ends, however it ends, is killed.
+/* Real processes for tests: start with captured output, wait with a timeout, stop. Processes that are still
+ * running when the test process ends are killed, for every kind of end.
  *
  * Timeouts fail the test with the output of the process. They are multiplied by RK_TEST_TIMEOUT_FACTOR
  * (default 1), for slow machines and sanitizers. */
@@ -27,14 +27,14 @@ void rk_proc_destroy(struct rk_proc *proc);
 
 /* Waits for "rankd: listening on ADDRESS" on stdout. Borrowed. */
 const char *rk_proc_address(struct rk_proc *proc);
-/* Waits until stdout holds the text. */
+/* Waits until stdout contains the text. */
 void rk_proc_wait_output(struct rk_proc *proc, const char *text, int64_t timeout_ms);
 pid_t rk_proc_pid(const struct rk_proc *proc);
 void rk_proc_signal(struct rk_proc *proc, int signum);
 bool rk_proc_is_running(struct rk_proc *proc);
-/* Waits for the end: the exit code, or minus the signal. */
+/* Waits for the end; returns the exit code, or the negative signal number. */
 int rk_proc_wait(struct rk_proc *proc, int64_t timeout_ms);
-/* What was written so far; rk_free it. */
+/* Output so far; rk_free it. */
 char *rk_proc_stdout(struct rk_proc *proc);
 char *rk_proc_stderr(struct rk_proc *proc);
 /* Largest resident memory so far, in KiB (VmHWM). */

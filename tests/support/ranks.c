@@ -18,7 +18,7 @@
 
 #define NS_PER_S 1000000000LL
 #define POLL_MS  1
-#define MEET_S   20 /* ranks that did not fail come within a second or two */
+#define MEET_S   20 /* ranks that did not fail arrive within a second or two */
 
 struct rank_process {
     struct rk_test_rank_result result;
@@ -41,7 +41,7 @@ void rk_test_shared_free(void *area, size_t bytes)
 
 int rk_test_num_fds(void)
 {
-    return rk_test_count_entries("/proc/self/fd") - 1; /* the directory itself */
+    return rk_test_count_entries("/proc/self/fd") - 1; /* without the descriptor of the directory itself */
 }
 
 /* --- processes --- */
@@ -111,7 +111,7 @@ static void print_output(const struct rank_process *process, int32_t rank)
         fwrite(buf, 1, got, stderr);
 }
 
-/* With RK_TEST_TLS=1 worlds over TCP are over TLS. Made before the first rank, for all. */
+/* With RK_TEST_TLS=1 worlds over TCP use TLS. Created before the first rank, for all. */
 static struct rk_tls *rank_tls;
 
 static void prepare_tls(void)
@@ -134,7 +134,7 @@ int rk_test_run_ranks_results(int32_t num_ranks, rk_test_rank_fn_t fn, void *use
     RK_ASSERT(num_ranks >= 1);
     RK_ASSERT(num_ranks <= RK_TEST_MAX_RANKS);
     prepare_tls();
-    fflush(NULL); /* or every child writes what is buffered once more */
+    fflush(NULL); /* otherwise every child would write the buffered output again */
     for (int32_t r = 0; r < num_ranks; r++)
         start(&processes[r], r, num_ranks, fn, user);
     wait_all(processes, num_ranks, timeout_s);
@@ -187,7 +187,7 @@ void rk_test_meet(struct rk_test_rendezvous *rendezvous, int32_t num_ranks)
             continue;
         fprintf(stderr, "%d of %d ranks did not come to the meeting within %d s\n",
                 all - atomic_load(&rendezvous->num_come), num_ranks, MEET_S);
-        exit(1); /* it is they who failed, and what they wrote is printed when all have ended */
+        exit(1); /* other ranks have failed; their output is printed when all have ended */
     }
 }
 
@@ -197,7 +197,7 @@ static struct rk_stream *rank_stream;
 static void close_rank_device(void)
 {
     if (rk_device_get_stats(rank_device).allocated_bytes > 0)
-        return; /* the rank failed and left as it was */
+        return; /* the rank failed and exited without cleanup */
     rk_stream_destroy(rank_stream);
     rk_device_close(rank_device);
 }
@@ -248,7 +248,7 @@ struct rk_status *rk_test_world_create(struct rk_comm_world **out, struct rk_tes
     for (int32_t r = 0; r < num_ranks; r++)
         addresses[r] = rendezvous->address[r];
     memcpy(id, rendezvous->id,
-           sizeof(id)); /* rank 0 may be at the next world before we have connected to all */
+           sizeof(id)); /* rank 0 may be at the next world before this rank has connected to all */
     world_config.struct_size = sizeof(world_config);
     world_config.device = device;
     world_config.rank = rank;
@@ -273,8 +273,7 @@ static int run_in_world(int32_t rank, int32_t num_ranks, void *user)
 
     RK_RANK_OK(rk_test_world_create(&world, run->rendezvous, rank, num_ranks, run->listen_host, NULL));
     failed = run->fn(world, run->user);
-    /* A rank that failed must not let the others wait for it. It keeps its groups, which destroy does not
-     * allow. */
+    /* A failed rank must not block the others. It still has groups, so the world cannot be destroyed. */
     if (failed)
         rk_comm_world_abort(world, "the test failed");
     else

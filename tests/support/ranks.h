@@ -1,9 +1,8 @@
-/* Tests of several ranks: every rank is a forked process, so that killing, stopping and leaking are real.
+/* Tests of several ranks: every rank is a forked process, so that kills, stops and leaks are real.
  *
  * A rank function returns 0 when its rank passed; the RK_RANK_* checks print and return 1. It must not use
- * cmocka's assertions: they would jump back into the parent's runner, in the child. Fork before anything
- * starts threads (OpenMP, OpenBLAS) in the parent. Ranks exit through exit(), so the leak check of the
- * sanitizer runs in each. */
+ * cmocka's assertions: they would jump back into the parent's runner, in the child. Fork before any threads
+ * (OpenMP, OpenBLAS) are started in the parent. Ranks end by exit(), so LeakSanitizer runs in each. */
 #ifndef RK_TEST_RANKS_H
 #define RK_TEST_RANKS_H
 
@@ -22,16 +21,16 @@ typedef int (*rk_test_rank_fn_t)(int32_t rank, int32_t num_ranks, void *user);
 
 struct rk_test_rank_result {
     pid_t pid;
-    int exit_code; /* -1 when a signal ended it */
-    int signal;    /* 0 when it exited */
+    int exit_code; /* -1 if a signal ended it */
+    int signal;    /* 0 if it exited */
     bool timed_out;
 };
 
-/* Runs fn in `num_ranks` processes and waits for all; who is not done after timeout_s is killed. What failed
- * ranks wrote is printed. Returns the number of ranks that did not exit with 0. */
+/* Runs fn in `num_ranks` processes and waits for all; ranks that run longer than timeout_s are killed. Prints
+ * the output of failed ranks. Returns the number of ranks that did not exit with 0. */
 int rk_test_run_ranks(int32_t num_ranks, rk_test_rank_fn_t fn, void *user, int timeout_s);
-/* The same with every rank's end in results[num_ranks], for tests that kill. Ranks that a signal ended print
- * nothing. */
+/* The same with every rank's end in results[num_ranks], for tests that kill ranks. Output of ranks ended by a
+ * signal is not printed. */
 int rk_test_run_ranks_results(int32_t num_ranks, rk_test_rank_fn_t fn, void *user, int timeout_s,
                               struct rk_test_rank_result *results);
 
@@ -44,24 +43,23 @@ int rk_test_num_fds(void);
 
 /* --- a connected world for every rank --- */
 
-/* Where ranks exchange their endpoints; lives in shared memory and can be used for any number of worlds. */
+/* Exchange of the ranks' endpoints; in shared memory, for any number of worlds. */
 struct rk_test_rendezvous;
 
 struct rk_test_rendezvous *rk_test_rendezvous_create(void);
 void rk_test_rendezvous_destroy(struct rk_test_rendezvous *rendezvous);
 /* Opens an endpoint, waits for those of the others and joins. Fields of `config` that are 0 or NULL (rank,
  * world size, addresses, id always) are filled in, the device (rk_test_rank_device) too; NULL: all defaults.
- * Every rank calls the same number of times. The collectives are those of the device, or what RK_TEST_COMM
- * says. */
+ * Every rank calls the same number of times. The collectives are those of the device, or RK_TEST_COMM. */
 struct rk_status *rk_test_world_create(struct rk_comm_world **out, struct rk_test_rendezvous *rendezvous,
                                        int32_t rank, int32_t num_ranks, const char *listen_host,
                                        const struct rk_comm_world_config *config) RK_NODISCARD;
-/* The device of this rank and a stream on it, where tensors of collectives must lie; made at the first call,
+/* The device of this rank and a stream on it, for the tensors of collectives; created at the first call,
  * and closed when the process exits. */
 struct rk_device *rk_test_rank_device(int32_t rank);
 struct rk_stream *rk_test_rank_stream(int32_t rank);
-/* Waits until all ranks have come here, whatever the state of their worlds. A rank that waits for long fails:
- * another one has. */
+/* Waits until all ranks have arrived here, independent of the state of their worlds. A rank that waits too
+ * long fails, because another one has failed. */
 void rk_test_meet(struct rk_test_rendezvous *rendezvous, int32_t num_ranks);
 
 typedef int (*rk_test_world_fn_t)(struct rk_comm_world *world, void *user);
@@ -71,13 +69,14 @@ int rk_test_run_world(int32_t num_ranks, const char *listen_host, rk_test_world_
                       int timeout_s);
 
 /* The same for a row of a table of layouts, over Unix sockets: fails the test with the label of the row
- * unless all ranks passed. A row with more ranks than there are devices is left out. */
+ * unless all ranks passed. A row with more ranks than devices is skipped. */
 void rk_test_run_case(const char *label, int32_t num_ranks, rk_test_world_fn_t fn, const void *row,
                       int timeout_s);
 
 /* --- checks in a rank --- */
 
-/* 0 when `st`, which it takes, has this code and reason and its message holds `text`; else 1, and it says so.
+/* 0 if `st`, which it takes, has this code and reason and its message contains `text`; otherwise prints it
+ * and returns 1.
  */
 int rk_test_rank_check_error(struct rk_status *st, rk_code_t code, const char *reason, const char *text);
 /* Prints and frees a failure; true for NULL. */

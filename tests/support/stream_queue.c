@@ -15,7 +15,7 @@ struct entry {
 
 struct rk_test_queue {
     struct rk_stream *cpu;
-    bool has_thread; /* since the first task: processes that only fork others have none */
+    bool has_thread; /* started by the first task: processes that only fork others have none */
     pthread_t thread;
     pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t moved;

@@ -35,7 +35,7 @@ uint64_t rk_test_seed(void)
     return (uint64_t)seed;
 }
 
-/* "2/5"; 1/1 without the variable. */
+/* "2/5"; 1/1 if the variable is unset. */
 static void read_part(int64_t *part, int64_t *num_parts)
 {
     const char *text = rk_env("RK_TEST_PART");
@@ -74,7 +74,7 @@ static int remove_entry(const char *path, const struct stat *info, int type, str
 
 static void remove_temp_dir(void)
 {
-    /* A forked child that exits must not take the parent's directory with it. */
+    /* A forked child that exits must not remove the parent's directory. */
     if (getpid() == temp_dir_owner)
         nftw(temp_dir, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
     rk_free(temp_dir);

@@ -1,4 +1,4 @@
-/* What every cmocka test of the project uses: seed, temporary directory, status assertions, array comparison.
+/* Common code of all cmocka tests: seed, temporary directory, status assertions, array comparison.
  *
  * Include this header instead of cmocka.h. It is for test binaries only, one thread at a time. */
 #ifndef RK_TEST_H
@@ -20,15 +20,15 @@ RK_BEGIN_DECLS
 /* RK_TEST_SEED or a fixed default; printed at the first call. */
 uint64_t rk_test_seed(void);
 
-/* RK_TEST_PART=i/n runs the i-th of n parts of a test's tables, for tools under which a test takes long:
- * whether the next case is one of them. To be asked for every case, once, in the same order in every run;
- * true for all without the variable. What stands in no table runs in every part. */
+/* RK_TEST_PART=i/n runs the i-th of n parts of a test's tables, for slow tools: returns whether the next case
+ * is in the part. Call it once per case, in the same order in every run; without the variable it is always
+ * true. Code outside of tables runs in every part. */
 bool rk_test_in_part(void);
-/* RK_TEST_QUICK=1, for the slowest of these tools: tests take a few of the rows that they repeat for
- * statistics or to fill a device, and of the shapes that the same kernels of ours run for. */
+/* RK_TEST_QUICK=1, for the slowest of these tools: tests run fewer of the repetitions for statistics or to
+ * fill a device, and fewer of the shapes that use the same kernels. */
 bool rk_test_is_quick(void);
 
-/* A fresh empty directory under TMPDIR, removed with all it holds when the process exits normally. Borrowed.
+/* A new empty directory under TMPDIR, removed with its contents when the process exits normally. Borrowed.
  */
 const char *rk_test_temp_dir(void);
 /* Path of `name` in that directory; rk_free it. */
@@ -36,10 +36,10 @@ char *rk_test_temp_path(const char *name);
 /* Path of a committed file, given relative to the tests folder ("golden/llama/config.json"); rk_free it. */
 char *rk_test_fixture_path(const char *relative);
 
-/* Whole file, terminated (the terminator is not counted); rk_free it. Fails the test when it cannot be read.
+/* Whole file, terminated (the terminator is not counted); rk_free it. Fails the test if it cannot be read.
  */
 char *rk_test_read_file(const char *path, size_t *bytes);
-/* Entries of a directory, "." and ".." left out. Ends the process when it cannot be read, so that ranks may
+/* Entries of a directory, "." and ".." left out. Ends the process if it cannot be read, so that ranks may
  * call it. */
 int rk_test_count_entries(const char *path);
 void rk_test_write_file(const char *path, const void *data, size_t bytes);

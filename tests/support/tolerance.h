@@ -16,19 +16,19 @@
  * 11 in f16. */
 #define RK_TOL_BF16_ROUND 0x1.02p-8
 #define RK_TOL_F16_ROUND  0x1.1p-11
-/* Relative to the largest element: sums of products one of whose factors was rounded to bf16 before, as the
- * probabilities of attention are: 2^-9 of each term, twice where it went into two products, and 2^-9 of the
- * result. */
+/* Relative to the largest element: sums of products one of whose factors was rounded to bf16 before, for
+ * example the probabilities of attention: 2^-9 of each term, twice if it is used in two products, and 2^-9 of
+ * the result. */
 #define RK_TOL_BF16_PRODUCT 0x1p-7
-/* Relative to the largest element: what a whole model of a few layers computes in bf16 with its roundings at
- * other places, forward and backward. transformers is up to 4e-2 away from fp64 on models of this size
+/* Relative to the largest element: a whole model of a few layers in bf16, forward and backward, with
+ * roundings at different places. transformers is up to 4e-2 away from fp64 on models of this size
  * (golden/qwen2_tiny*). */
 #define RK_TOL_BF16_MODEL 0x1p-4
-/* A share: the normalised mean squared error of a layout in bf16, against f32 with the same weights, by that
- * of one rank in bf16. Twice, since a layout rounds what one rank rounds once and partial sums of tp besides,
- * and four times that for the spread of estimates from few elements: a bias has 16. The largest share that
- * the gate has seen is 5.3 for biases of keys, 3.5 for other gradients, 1.5 for log-probs; without the sum of
- * a gradient it is 400 or more. */
+/* A ratio: the normalised mean squared error of a layout in bf16, relative to f32 with the same weights,
+ * divided by that of one rank in bf16. A factor of 2, because a layout also rounds partial sums of tp, times
+ * 4 for the variance of estimates from few elements: a bias has 16. The largest ratio observed in the gate is
+ * 5.3 for biases of keys, 3.5 for other gradients, 1.5 for log-probs; without the sum of a gradient it is 400
+ * or more. */
 #define RK_TOL_BF16_ERRORS 8
 /* Relative error of a gradient against central differences in f64: truncation (h^2) and cancellation (2^-52 /
  * h) meet near h = 1e-5. */
@@ -48,7 +48,8 @@
 /* Absolute, against a published value that is given to six decimals. */
 #define RK_TOL_SIX_DECIMALS 1e-6
 
-/* Elements smaller than this are compared absolutely: a relative error of a value near zero says nothing. */
+/* Elements smaller than this are compared absolutely: a relative error of a value near zero is
+ * meaningless. */
 #define RK_TOL_FLOOR 1e-3
 
 #endif

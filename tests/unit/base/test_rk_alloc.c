@@ -44,7 +44,7 @@ static void test_try_alloc_small_request_is_zeroed(void **state)
     rk_free(p);
 }
 
-/* Goal: a size that no machine has is refused with a status, not by an abort. */
+/* Goal: an allocation larger than any memory returns a status and does not abort. */
 static void test_try_alloc_absurd_request_is_exhausted(void **state)
 {
     void *p = &p;

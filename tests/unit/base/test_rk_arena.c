@@ -21,7 +21,7 @@ static void test_arena_alloc_many_blocks_zeroed_and_aligned(void **state)
     rk_arena_destroy(arena);
 }
 
-/* Goal: memory handed out after a reset is zero again, and the used count starts over. */
+/* Goal: memory allocated after a reset is zeroed, and the used count restarts. */
 static void test_arena_reset_reuses_first_block_zeroed(void **state)
 {
     struct rk_arena *arena = rk_arena_create(128, 0);
@@ -46,7 +46,7 @@ static void test_arena_alloc_over_limit_gives_null(void **state)
     (void)state;
     assert_non_null(rk_arena_alloc(arena, 64));
     assert_null(rk_arena_alloc(arena, 64));
-    assert_non_null(rk_arena_alloc(arena, 32)); /* what still fits is served */
+    assert_non_null(rk_arena_alloc(arena, 32)); /* an allocation that still fits succeeds */
     assert_int_equal(rk_arena_used_bytes(arena), 96);
     assert_null(rk_arena_alloc(arena, 16));
     rk_arena_reset(arena);

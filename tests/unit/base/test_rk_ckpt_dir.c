@@ -15,7 +15,7 @@
 
 static const char *const only_actor[] = {"actor", NULL};
 
-/* A directory of its own; rk_free it. */
+/* A new directory; rk_free it. */
 static char *new_dir(void)
 {
     static int count;
@@ -49,7 +49,7 @@ static void make_path(const char *path)
     rk_free(copy);
 }
 
-/* DIR/NAME with a text; directories on the way are made. */
+/* Writes DIR/NAME with a text; creates missing directories. */
 static void put_file(const char *dir, const char *name, const char *text)
 {
     char *path = rk_path_join(dir, name), *parent = rk_path_dir(path);
@@ -107,7 +107,7 @@ static struct rk_ckpt_manifest new_manifest(int64_t step)
     return manifest;
 }
 
-/* A part of two files, saved as a daemon does. */
+/* Saves a part of two files as a daemon does. */
 static struct rk_status *save(const char *dir, int64_t step, const char *text)
 {
     struct rk_ckpt_manifest manifest = new_manifest(step);
@@ -206,7 +206,7 @@ static void test_manifest_round_trip(void **state)
     rk_free(dir);
 }
 
-/* A manifest whose checksum Python computed, as docs/formats.md says. */
+/* A manifest whose checksum was computed by Python according to docs/formats.md. */
 static void test_manifest_of_another_writer_is_read(void **state)
 {
     char *path = rk_test_fixture_path("fuzz/corpus/ckpt_manifest/whole"), *text;
@@ -222,7 +222,7 @@ static void test_manifest_of_another_writer_is_read(void **state)
     rk_free(path);
 }
 
-/* The text of a good manifest in which one thing was replaced, with the checksum made good again. */
+/* The text of a valid manifest with one replacement and a corrected checksum. */
 static char *edited(const char *from, const char *to)
 {
     struct rk_ckpt_manifest manifest = new_manifest(20), parsed;
@@ -240,7 +240,7 @@ static char *edited(const char *from, const char *to)
     rk_free(text);
     st = rk_ckpt_manifest_parse(&parsed, result, strlen(result), "edited");
     sum = strcmp(rk_status_reason(st), "CHECKSUM") == 0 ? strstr(result, "\"checksum\": \"") : NULL;
-    if (sum) /* the message ends with the checksum that the members have */
+    if (sum) /* the message ends with the right checksum */
         memcpy(sum + strlen("\"checksum\": \""), rk_status_message(st) + strlen(rk_status_message(st)) - 8,
                8);
     if (!st)
@@ -303,7 +303,7 @@ static void test_manifest_refuses_bad_members(void **state)
     }
 }
 
-/* Goal: no cut and no flipped bit of a manifest gives another manifest. */
+/* Goal: no truncated manifest and none with a flipped bit is accepted as another manifest. */
 static void test_manifest_cut_or_flipped_is_refused(void **state)
 {
     struct rk_ckpt_manifest manifest = new_manifest(20), parsed;
@@ -467,7 +467,7 @@ static void test_remove_follows_no_link(void **state)
     rk_free(dir);
 }
 
-/* Goal: a removal that is interrupted leaves nothing that reads as complete. */
+/* Goal: after an interrupted removal nothing is read as a complete checkpoint. */
 static void test_remove_takes_the_manifest_first(void **state)
 {
     char *dir = new_dir(), *step_dir = rk_ckpt_step_dir(dir, 1);
@@ -492,7 +492,7 @@ static void test_sweep_removes_what_crashes_left(void **state)
     put_file(one, ".tmp-actor-99/dist_ckpt/x", "x");
     put_file(one, ".tmp-critic-99/dist_ckpt/x", "x");
     put_file(two, ".tmp-actor-98/x", "x");
-    assert_ok(save(dir, 1, "again")); /* sweeps those of its own part */
+    assert_ok(save(dir, 1, "again")); /* removes leftovers of its own part */
     assert_false(exists(one, ".tmp-actor-99"));
     assert_true(exists(one, ".tmp-critic-99"));
     assert_ok(rk_ckpt_sweep(dir));
@@ -504,8 +504,8 @@ static void test_sweep_removes_what_crashes_left(void **state)
     rk_free(dir);
 }
 
-/* Goal: the part that is replaced stays until the names are on the disk: with syncing the step's directory
- * failing, both are complete. */
+/* Goal: the replaced part is kept until the new names are on the disk: if syncing the step's directory fails,
+ * both are complete. */
 static void test_publish_keeps_the_old_until_the_new_is_synced(void **state)
 {
     struct rk_ckpt_manifest manifest = new_manifest(1);
@@ -515,7 +515,7 @@ static void test_publish_keeps_the_old_until_the_new_is_synced(void **state)
     assert_ok(save(dir, 1, "first"));
     assert_ok(rk_ckpt_begin(&temp, part, "1234"));
     assert_ok(write_files(&manifest, temp, "second"));
-    setenv("RANKD_FAULTS", "file.sync_dir=fail@2", 1); /* the first is of the new part itself */
+    setenv("RANKD_FAULTS", "file.sync_dir=fail@2", 1); /* the first sync is that of the new part itself */
     assert_code(rk_ckpt_publish(temp, part), RK_INTERNAL);
     unsetenv("RANKD_FAULTS");
     assert_ok(check(dir, 1, RK_CKPT_CHECK_CHECKSUMS));
@@ -527,7 +527,8 @@ static void test_publish_keeps_the_old_until_the_new_is_synced(void **state)
     rk_free(dir);
 }
 
-/* Runs the save in a process of its own with a fault. Whether the fault came: it was killed, or failed. */
+/* Runs the save in a separate process with a fault. Returns whether the fault was hit: the process was
+ * killed, or the save failed. */
 static bool save_is_hit(const char *dir, int64_t step, const char *faults)
 {
     pid_t pid;
@@ -547,8 +548,8 @@ static bool save_is_hit(const char *dir, int64_t step, const char *faults)
     return WIFSIGNALED(status) ? WTERMSIG(status) == SIGKILL : WEXITSTATUS(status) == 1;
 }
 
-/* Goal: killed, or failing, at any operation on files, a save leaves the checkpoint before it as the latest,
- * or is complete; the next save sweeps what is left. */
+/* Goal: when a save is killed or fails at any file operation, the latest checkpoint is the previous one, or
+ * the new one is complete; the next save removes leftovers. */
 static void test_save_interrupted_anywhere_is_never_half(void **state)
 {
     static const char *const points[] = {"file.write", "file.sync", "file.rename", "file.sync_dir",
@@ -578,7 +579,7 @@ static void test_save_interrupted_anywhere_is_never_half(void **state)
             rk_free(faults);
         }
     }
-    assert_true(num_hits >= 24); /* the points exist */
+    assert_true(num_hits >= 24); /* the fault points exist */
     rk_free(step_dir);
     rk_free(dir);
 }

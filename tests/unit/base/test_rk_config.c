@@ -127,7 +127,7 @@ static void test_config_load_precedence(void **state)
     assert_int_equal(rk_config_int(config, "actor.parallel.pp"), 2);
     assert_string_equal(rk_config_origin(config, "actor.parallel.pp"), "env RKTEST_ACTOR_PARALLEL_PP");
     assert_string_equal(rk_config_string(config, "device"), "cuda:0");
-    assert_string_equal(rk_config_string(config, "name"), "2024"); /* text stays text */
+    assert_string_equal(rk_config_string(config, "name"), "2024"); /* text remains text */
     assert_true(rk_json_as_bool(rk_json_find_path(rk_config_json(config, "engine_kwargs"), "a.b"), false));
     assert_string_equal(rk_config_origin(config, "engine_kwargs"), "flag");
     rk_config_destroy(config);
@@ -173,7 +173,7 @@ static void test_config_load_flags_table(void **state)
     }
 }
 
-/* Values that Hydra refuses and rankd reads as text, or as Python and YAML do; spaces in front of a quote. */
+/* Values that Hydra rejects and rankd reads as text, or like Python and YAML; spaces before a quote. */
 static bool is_more_than_hydra(const char *value)
 {
     static const char *const values[] = {"a=b", "~/data", "{'x y':1}"};
@@ -185,7 +185,8 @@ static bool is_more_than_hydra(const char *value)
     return value[0] == ' ';
 }
 
-/* Goal: overrides are read as by Hydra's own parser (tests/golden/gen/hydra_values.py); "!" is a refusal. */
+/* Goal: overrides are parsed like by Hydra's own parser (tests/golden/gen/hydra_values.py); "!" means an
+ * error. */
 static void test_config_load_flags_are_read_as_by_hydra(void **state)
 {
     char *path = rk_test_fixture_path("golden/hydra/values.tsv"), line[1024];
@@ -305,7 +306,7 @@ static void test_config_foreign_rows(void **state)
     }
 }
 
-/* Goal: a number and its text are the same value; bounds with "_" stay what they are. */
+/* Goal: a number and its text are the same value; bounds with "_" are not changed. */
 static void test_config_number_as_text(void **state)
 {
     static const struct rk_config_key bounds[] = {
@@ -411,7 +412,7 @@ static void test_config_load_rejects_table(void **state)
     }
 }
 
-/* Goal: one load reports all problems of all sources, one a line. */
+/* Goal: one load reports all problems of all sources, one per line. */
 static void test_config_load_collects_all_problems(void **state)
 {
     static const char *const flags[MAX_FLAGS] = {"devcie=1", "rpc.insecure=7"};
@@ -435,13 +436,14 @@ static void test_config_load_collects_all_problems(void **state)
     assert_message_contains(st, "flag: devcie: unknown key; did you mean 'device'?");
 }
 
-/* Goal: a misspelt variable is refused like a misspelt key; its value, which may be a secret, is not shown.
+/* Goal: a misspelled variable is an error like a misspelled key; its value, which may be a secret, is not
+ * shown.
  */
 static void test_config_load_variables_without_a_key_are_refused(void **state)
 {
     static const char *const none[MAX_FLAGS];
     static const struct {
-        const char *name, *problem; /* NULL: it is let be */
+        const char *name, *problem; /* NULL: it is ignored */
     } cases[] = {
         {"RKTEST_LOGLEVEL", "env RKTEST_LOGLEVEL: names no key; did you mean 'RKTEST_LOG_LEVEL'?"},
         {"RKTEST_log_level", "env RKTEST_log_level: names no key"},
@@ -556,7 +558,7 @@ static void test_config_refs_table(void **state)
     unsetenv("RKT_TP");
 }
 
-/* Goal: references that double at each step end in a problem, not in exhausted memory. */
+/* Goal: references that double at each step are a reported problem and do not exhaust memory. */
 static void test_config_refs_that_double_are_bounded(void **state)
 {
     static const char *const none[MAX_FLAGS];
@@ -579,7 +581,7 @@ struct tree_file {
     const char *path, *text;
 };
 
-/* The tree of the example, and every construct a view can meet. */
+/* The tree of the example, with every construct of views. */
 static const struct tree_file tree[] = {
     {"nest/model/arch/__manifest__.json", "{\"selection_mode\":\"one\"}"},
     {"nest/model/arch/qwen2-base.json",
@@ -658,7 +660,7 @@ static void test_config_tree_select_inherit_override(void **state)
     assert_int_equal(rk_config_int(config, "model.arch.hidden_size"), 896);
     assert_int_equal(rk_config_int(config, "actor.parallel.tp"), 2);
     assert_int_equal(rk_config_int(config, "actor.parallel.pp"), 1);
-    assert_true(rk_config_real(config, "actor.optim.lr") == 1e-7);     /* chosen by the manifest */
+    assert_true(rk_config_real(config, "actor.optim.lr") == 1e-7);     /* set by the manifest */
     assert_string_equal(rk_config_string(config, "device"), "cuda:0"); /* not in the tree, but in the table */
     assert_int_equal(rk_config_int(config, "ref.parallel.tp"), 2);     /* skipped, so the default: actor's */
     assert_non_null(strstr(rk_config_origin(config, "model.arch.rope_theta"), "view.json:2"));
@@ -764,7 +766,7 @@ static void test_config_tree_rejects_table(void **state)
     }
 }
 
-/* Goal: a folder that holds a link to itself ends in a problem. */
+/* Goal: a directory that contains a link to itself is a reported problem. */
 static void test_config_tree_endless_folders_are_bounded(void **state)
 {
     char *link = rk_test_temp_path("endless/log/log");
@@ -780,7 +782,7 @@ static void test_config_tree_endless_folders_are_bounded(void **state)
     assert_fails(st, RK_INVALID_ARGUMENT, "folders nest deeper than 32");
 }
 
-/* Goal: a broken part of the tree does not hide the problems elsewhere, and does not add false ones. */
+/* Goal: an invalid part of the tree neither hides problems elsewhere nor adds false ones. */
 static void test_config_tree_broken_part_reports_the_rest(void **state)
 {
     struct rk_config *config;

@@ -33,7 +33,7 @@ static void test_crc32c_known_answers(void **state)
     }
 }
 
-/* Goal: the processor's instruction, the plain form, pieces and joined parts agree at every length. */
+/* Goal: the processor's instruction, the portable code, pieces and joined parts agree for every length. */
 static void test_crc32c_pieces_and_joins_equal_whole(void **state)
 {
     uint8_t data[300];

@@ -56,7 +56,8 @@ static void test_dtype_parse_names_table(void **state)
     }
 }
 
-/* Goal: all 65,536 patterns come back from f32 and f64 unchanged; a NaN comes back as a quiet NaN. */
+/* Goal: all 65,536 patterns are unchanged by conversion to f32 and f64 and back; a NaN becomes a quiet
+ * NaN. */
 static void test_narrow_formats_round_trip_exhaustively(void **state)
 {
     (void)state;
@@ -85,7 +86,7 @@ static void test_narrow_formats_round_trip_exhaustively(void **state)
     }
 }
 
-/* The value of an f16 pattern from the definition of the format, without bit tricks. */
+/* The value of an f16 pattern from the definition of the format, without bit operations. */
 static double f16_by_definition(uint16_t bits)
 {
     int exponent = bits >> 10 & 31, mantissa = bits & 1023;
@@ -108,7 +109,7 @@ static void test_f16_to_f32_matches_the_definition(void **state)
     }
 }
 
-/* Goal: between each two neighbours, below the midpoint goes down, above it goes up, and the tie goes to the
+/* Goal: between each two adjacent values, values below the midpoint round down, above it up, and a tie to the
  * even pattern. Covers subnormals and the step to infinity. */
 static void test_narrowing_rounds_to_nearest_even_everywhere(void **state)
 {
@@ -138,8 +139,8 @@ static void test_narrowing_rounds_to_nearest_even_everywhere(void **state)
     }
 }
 
-/* Goal: f64 just above a tie, by less than f32 can see, rounds up. By way of f32 it would become the tie and
- * go down to even. */
+/* Goal: an f64 value above a tie by less than f32 resolves rounds up. Converted to f32 first it would become
+ * the tie and round down to even. */
 static void test_store_f64_rounds_once(void **state)
 {
     const double bf16_case = 1.0 + 0x1p-8 + 0x1p-40, f16_case = 1.0 + 0x1p-11 + 0x1p-40;

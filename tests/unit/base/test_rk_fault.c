@@ -31,7 +31,7 @@ static void test_fault_fail_fires_once_at_its_count(void **state)
     assert_false(rk_fault_hit("b"));
 }
 
-/* Goal: a new value of the variable starts over, in the same process. */
+/* Goal: a new value of the variable resets the fault points, in the same process. */
 static void test_fault_changed_variable_is_read_again(void **state)
 {
     (void)state;
@@ -81,7 +81,7 @@ static void test_fault_kill_kills(void **state)
     assert_int_equal(signal_of_child("x=kill@2"), 0);
 }
 
-/* Goal: the process stops at its fault point, goes on after SIGCONT, and does not stop there again. */
+/* Goal: the process stops at its fault point, continues after SIGCONT, and does not stop there again. */
 static void test_fault_stop_stops_once_until_continued(void **state)
 {
     int status;
@@ -106,7 +106,7 @@ static void test_fault_stop_stops_once_until_continued(void **state)
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-/* Goal: a typo is loud. */
+/* Goal: a malformed variable aborts. */
 static void test_fault_malformed_variable_aborts(void **state)
 {
     static const char *const cases[] = {"x",        "=fail",   "x=fial",    "x=sleep",  "x=sleep:2",

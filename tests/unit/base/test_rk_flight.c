@@ -21,7 +21,7 @@ static void append(void *user, const char *data, size_t bytes)
     rk_str_append_bytes(user, data, bytes);
 }
 
-/* What is written, parsed; rk_json_free it. */
+/* The dump, parsed; rk_json_free it. */
 static struct rk_json *dump(void)
 {
     struct rk_str text = {0};
@@ -49,7 +49,7 @@ static uint64_t begin(rk_flight_kind_t kind, const char *what, uint64_t seq)
         &(struct rk_flight_entry){.kind = kind, .what = what, .where = "dp", .seq = seq, .bytes = 8 * seq});
 }
 
-/* Goal: operations of both rings come out by the time of their begin; one that has not ended says so. */
+/* Goal: operations of both rings are sorted by the time of their begin; unfinished ones are marked. */
 static void test_flight_writes_operations_in_order(void **state)
 {
     uint64_t call, collective;
@@ -89,7 +89,7 @@ static void test_flight_writes_operations_in_order(void **state)
     rk_json_free(json);
 }
 
-/* Goal: a group comes out as it was put in, at the limits of its numbers too. */
+/* Goal: groups are written unchanged, also at the limits of their numbers. */
 static void test_flight_writes_groups(void **state)
 {
     static const int cases[][4] = {{0, 0, 0, 1}, {7, 2, 4, 3}, {(1 << 27) - 1, 4095, 4095, 4096}};
@@ -116,7 +116,7 @@ static void test_flight_writes_groups(void **state)
     }
 }
 
-/* Goal: the newest entries stay, collectives do not push calls out, and an end that comes too late is
+/* Goal: the newest entries are kept, collectives do not evict calls, and the end of an evicted entry is
  * dropped. */
 static void test_flight_keeps_the_newest(void **state)
 {
@@ -143,7 +143,7 @@ static void test_flight_keeps_the_newest(void **state)
     rk_json_free(json);
 }
 
-/* Goal: text of any length and any bytes stays JSON. */
+/* Goal: text of any length and any bytes gives valid JSON. */
 static void test_flight_hostile_text_stays_json(void **state)
 {
     char text[300];
@@ -176,7 +176,7 @@ static void *record(void *user)
     return NULL;
 }
 
-/* Goal: what is read while others write is whole: the bytes of an entry are those of its writer. */
+/* Goal: entries read during concurrent writes are consistent: all bytes of an entry are from one writer. */
 static void test_flight_entries_are_whole_while_others_write(void **state)
 {
     static char names[NUM_WRITERS][RK_FLIGHT_WHAT_BYTES];
@@ -225,7 +225,7 @@ static void die_by_signal(void)
     pause();
 }
 
-/* The status with which a process ends that dies so, and what it left. */
+/* The wait status of a process that dies in this way, and its dump. */
 static int run_death(death_t die, struct rk_json **out)
 {
     char *path = rk_test_temp_path("flight.json");
@@ -238,7 +238,7 @@ static int run_death(death_t die, struct rk_json **out)
     if (pid == 0) {
         int null = open("/dev/null", O_WRONLY);
 
-        dup2(null, STDERR_FILENO); /* what assertions and sanitizers say */
+        dup2(null, STDERR_FILENO); /* output of assertions and sanitizers */
         signal(SIGSEGV, SIG_DFL);  /* a sanitizer's own handler exits */
         signal(SIGBUS, SIG_DFL);
         rk_flight_clear();
@@ -253,7 +253,7 @@ static int run_death(death_t die, struct rk_json **out)
     return status;
 }
 
-/* Goal: a process that fails leaves its recorder behind, and dies as it would have. */
+/* Goal: a crashing process writes its recorder, and terminates with its original status. */
 static void test_flight_is_written_by_a_dying_process(void **state)
 {
     static const struct {

@@ -40,7 +40,8 @@ static void test_sha256_known_answers(void **state)
     assert_digest(digest, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-/* Goal: how a message is cut into updates does not matter, at every length around the padding boundaries. */
+/* Goal: the result does not depend on how a message is split into updates, for every length around the
+ * padding boundaries. */
 static void test_sha256_pieces_equal_whole(void **state)
 {
     uint8_t data[200], whole[RK_SHA256_BYTES], pieces[RK_SHA256_BYTES];

@@ -1,4 +1,4 @@
-/* How much of the host's memory is free, over files of the test's own: nothing depends on the machine. */
+/* Free memory of the host, read from files of the test, so that results do not depend on the machine. */
 #include "tests/support/test.h"
 
 #include <string.h>
@@ -133,7 +133,7 @@ static void test_resident_bytes_are_those_of_the_process_alone(void **state)
 }
 
 /* Goal: two processes have the same name exactly if they are on one host, in one control group, of one
- * namespace; and none where the kernel does not say. */
+ * namespace; and no name if the kernel does not report it. */
 static void test_domain_tells_hosts_and_groups_apart(void **state)
 {
     static const struct {

@@ -189,7 +189,7 @@ static void test_json_dump_indent_and_sorted_keys(void **state)
     rk_json_free(json);
 }
 
-/* Goal: reals survive text bit for bit. */
+/* Goal: reals are unchanged by conversion to text and back, bit for bit. */
 static void test_json_dump_random_reals_round_trip(void **state)
 {
     struct rk_rng rng;
@@ -203,7 +203,7 @@ static void test_json_dump_random_reals_round_trip(void **state)
         char *text;
 
         memcpy(&value, &bits, sizeof(value));
-        if (!isfinite(value) || fpclassify(value) == FP_SUBNORMAL) /* jansson refuses what underflows */
+        if (!isfinite(value) || fpclassify(value) == FP_SUBNORMAL) /* jansson rejects values that underflow */
             continue;
         json = rk_json_new_real(value);
         text = rk_json_dump(json, 0, false);
@@ -246,7 +246,7 @@ static void test_json_find_line_table(void **state)
 
         if (line != cases[i].line)
             fail_msg("%s: line %d", cases[i].path, line);
-        /* The values agree with the scanner about what exists. */
+        /* The values agree with the scanner about existing paths. */
         if (*cases[i].path)
             assert_int_equal(rk_json_find_path(json, cases[i].path) != NULL, cases[i].line != 0);
     }
@@ -349,7 +349,7 @@ static void test_json_typed_reads_accept(void **state)
     assert_true(real == 5.0);
     assert_ok(rk_json_get_string(json, "", "s", &text));
     assert_string_equal(text, "text");
-    /* Absent or null: the value stays. */
+    /* Absent or null: the value is unchanged. */
     assert_ok(rk_json_opt_bool(json, "", "absent", &flag));
     assert_ok(rk_json_opt_i64(json, "", "n", 0, 1, &integer));
     assert_ok(rk_json_opt_f64(json, "", "n", &real));

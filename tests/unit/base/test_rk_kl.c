@@ -5,7 +5,7 @@
 
 #include "tests/support/test.h"
 
-/* Goal: values and gradients of all estimators are the published ones, clamps included. */
+/* Goal: values and gradients of all estimators equal the published ones, including clamps. */
 static void test_kl_estimate_worked_values(void **state)
 {
     static const struct {

@@ -65,7 +65,7 @@ static void test_log_text_holds_time_level_message_context(void **state)
     assert_string_equal(last_line(), "1970-01-01T00:00:01.000Z warn  epoch=7 is stale\\nretry slot=3 rank=1");
 }
 
-/* Goal: a line is a JSON object whatever the message holds; the context's words become members. */
+/* Goal: a line is a JSON object for every message; the context's words become members. */
 static void test_log_json_is_parseable_for_hostile_messages(void **state)
 {
     static const char *const messages[] = {"plain",
@@ -136,7 +136,8 @@ static void log_from_one_site(int i)
     RK_INFO("record %d", i);
 }
 
-/* Goal: ten a second a site; the next window's first record tells how many were left out. */
+/* Goal: at most ten lines per second and call site; the first record of the next window has the number of
+ * suppressed lines. */
 static void test_log_rate_limit_counts_suppressed(void **state)
 {
     (void)state;
@@ -189,7 +190,7 @@ static void test_log_threads_write_whole_lines(void **state)
     }
 }
 
-/* Goal: without a sink, lines go to stderr; a pipe is no terminal, so they are JSON. */
+/* Goal: without a sink, lines go to stderr; a pipe is not a terminal, so they are JSON. */
 static void test_log_default_sink_is_stderr(void **state)
 {
     char text[512] = "";
@@ -243,7 +244,7 @@ static void keep_tapped(void *user, rk_log_level_t level, const char *message, s
     snprintf(tapped->message, sizeof(tapped->message), "%.*s", (int)bytes, message);
 }
 
-/* Goal: the tap is told of what is logged, beside the sink, and of nothing else. */
+/* Goal: the tap gets exactly the lines that the sink gets. */
 static void test_log_tap_hears_what_is_logged(void **state)
 {
     struct tapped tapped = {0};
@@ -257,7 +258,7 @@ static void test_log_tap_hears_what_is_logged(void **state)
         RK_INFO("often");
     rk_log_set_tap(NULL, NULL);
     RK_ERROR("afterwards");
-    assert_int_equal(tapped.count, 11); /* a call site has 10 records a second */
+    assert_int_equal(tapped.count, 11); /* a call site has 10 records per second */
     assert_string_equal(tapped.message, "often");
     assert_int_equal(tapped.level, RK_LOG_INFO);
     assert_int_equal(lines.count, 12);

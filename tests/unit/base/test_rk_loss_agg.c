@@ -43,7 +43,7 @@ static void test_aggregate_worked_matrix_gives_worked_values(void **state)
     }
 }
 
-/* Goal: the same losses packed, with a sequence that counts nothing and a token that the mask leaves out. */
+/* Goal: the same losses packed, with a sequence without counted tokens and a masked token. */
 static void test_weights_of_packed_sequences_give_the_same(void **state)
 {
     static const struct rk_loss_denominators global = {.num_tokens = 8, .num_sequences = 3, .scale = 4};

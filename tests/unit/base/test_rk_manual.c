@@ -1,4 +1,4 @@
-/* Manual pages: what a reader of man(7) would take for a request or a hyphen is escaped. */
+/* Manual pages: text that man(7) would interpret as a request or a hyphen is escaped. */
 #include "base/rk_manual.h"
 
 #include <string.h>

@@ -118,7 +118,7 @@ static void test_mesh_group_sixteen_ranks_dense_and_expert(void **state)
     check_groups(cases, RK_ARRAY_LEN(cases));
 }
 
-/* Goal: in a group, members come in the order of the masked axes, fastest first, whatever the order of the
+/* Goal: members of a group are in the order of the masked axes, fastest first, for every order of the
  * mesh. */
 static void test_mesh_group_rollout_order_has_pp_fastest(void **state)
 {
@@ -134,7 +134,7 @@ static void test_mesh_group_rollout_order_has_pp_fastest(void **state)
     check_groups(cases, RK_ARRAY_LEN(cases));
 }
 
-/* One digit a rank for an axis: "0011...". */
+/* One digit per rank for an axis: "0011...". */
 static void check_coords(const char *label, struct rk_mesh_spec spec, int32_t world_size, rk_axis_t axis,
                          const char *expected)
 {
@@ -329,7 +329,7 @@ static void test_mesh_text_and_spec_round_trip(void **state)
     rk_mesh_destroy(NULL);
 }
 
-/* Goal: equal members in another order are another mesh. */
+/* Goal: the same members in a different order are a different mesh. */
 static void test_mesh_equal_tells_apart(void **state)
 {
     static const int32_t forward[] = {0, 1, 2, 3}, backward[] = {3, 2, 1, 0};
@@ -353,8 +353,8 @@ static void test_mesh_equal_tells_apart(void **state)
     }
 }
 
-/* Goal: meshes that differ in cp and dp only have the same parts on the same ranks, in any order that leaves
- * tp groups alone. */
+/* Goal: meshes that differ only in cp and dp have the same parts on the same ranks, in any order with the
+ * same tp groups. */
 static void test_mesh_has_same_parts_tells_apart(void **state)
 {
     static const int32_t swapped[] = {1, 0, 2, 3, 4, 5, 6, 7}, four[] = {0, 1, 2, 3};

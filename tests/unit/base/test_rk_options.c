@@ -114,8 +114,8 @@ static void test_command_lines_that_do_not(void **state)
     }
 }
 
-/* Goal: names that no table has are keys where the syntax takes some, only with a value, and as often as they
- * come. */
+/* Goal: names that are in no table are keys if the syntax allows them, only with a value, and may be
+ * repeated. */
 static void test_keys_beside_the_options(void **state)
 {
     static const char *const keys[] = {"--rpc.listen=a", "--file=b", "--rpc.listen=c", NULL};

@@ -1,4 +1,4 @@
-/* Layer tables: the options' formulas, what they refuse, and explicit tables. */
+/* Layer tables: the options' formulas, rejected options, and explicit tables. */
 #include "base/rk_pipeline.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "base/rk_str.h"
 #include "tests/support/test.h"
 
-/* "0-2 4-6 | 2-4 6-8": chunks of a stage by spaces, stages by bars. */
+/* "0-2 4-6 | 2-4 6-8": chunks of a stage separated by spaces, stages by bars. */
 static void format_table(const struct rk_pipeline *pipeline, struct rk_str *out)
 {
     for (int32_t stage = 0; stage < rk_pipeline_num_stages(pipeline); stage++) {
@@ -48,7 +48,7 @@ static void test_pipeline_layers_tables(void **state)
           .num_layers_in_first_pipeline_stage = 3,
           .num_layers_in_last_pipeline_stage = 2},
          "0-3 | 3-5"},
-        /* chunk k at k * (first/v + mid/v + last/v) = 8k: 1 + 3 + 3 + 1 layers a chunk */
+        /* chunk k at k * (first/v + mid/v + last/v) = 8k: 1 + 3 + 3 + 1 layers per chunk */
         {"both with chunks",
          {.num_layers = 16,
           .pp = 4,
@@ -94,7 +94,7 @@ static void test_pipeline_layers_tables(void **state)
     }
 }
 
-/* Goal: sizes that do not fit are refused with the nearest layout that does. */
+/* Goal: invalid sizes are rejected with the nearest valid layout. */
 static void test_pipeline_layers_refused(void **state)
 {
     static const struct {
@@ -166,10 +166,10 @@ static void test_pipeline_layers_explicit(void **state)
 
     for (size_t i = 0; i < RK_ARRAY_LEN(bad); i++) {
         memcpy(bad, good, sizeof(bad));
-        bad[i].layer_begin -= 1; /* overlaps the chunk before */
+        bad[i].layer_begin -= 1; /* overlaps the previous chunk */
         assert_fails(rk_pipeline_create_explicit(&pipeline, 5, 2, 2, bad), RK_INVALID_ARGUMENT, "has layers");
         memcpy(bad, good, sizeof(bad));
-        bad[i].layer_end += 1; /* overlaps the chunk behind or ends outside */
+        bad[i].layer_end += 1; /* overlaps the next chunk or ends outside */
         assert_fails(rk_pipeline_create_explicit(&pipeline, 5, 2, 2, bad), RK_INVALID_ARGUMENT, "has layers");
         assert_null(pipeline);
     }
@@ -177,7 +177,7 @@ static void test_pipeline_layers_explicit(void **state)
                  "ends at layer 5 of 6");
 }
 
-/* Every layer stands in the one chunk that find_layer names, and positions are in order. */
+/* Every layer is in exactly the chunk that find_layer returns, and positions are in order. */
 static void check_cover(const struct rk_pipeline *pipeline)
 {
     int32_t pp = rk_pipeline_num_stages(pipeline), next = 0, sum = 0;
@@ -197,7 +197,7 @@ static void check_cover(const struct rk_pipeline *pipeline)
     assert_int_equal(sum, next);
 }
 
-/* Goal: whatever is asked for, the table covers all layers or the advised layout does. */
+/* Goal: for all options the table covers all layers, or the suggested layout does. */
 static void test_pipeline_layers_random_specs(void **state)
 {
     struct rk_rng rng;

@@ -1,5 +1,5 @@
-/* Messages: every input arrives before its step, nothing waits for ever when a send waits for its receiver,
- * and little time is lost by it. */
+/* Messages: every input arrives before its step, synchronous sends do not deadlock, and they cost little
+ * time. */
 #include "base/rk_pipeline.h"
 
 #include "base/rk_alloc.h"
@@ -7,7 +7,7 @@
 
 #define STAGES_MAX 8
 
-/* The stages of a schedule on their way through their messages. */
+/* State of the stages of a schedule and their messages. */
 struct world {
     struct rk_pipeline_schedule schedule;
     int64_t num_steps;
@@ -15,7 +15,7 @@ struct world {
         struct rk_pipeline_message *messages;
         int64_t count;
         bool *is_done; /* [count] */
-        int64_t step;  /* so many steps are computed */
+        int64_t step;  /* number of computed steps */
     } stages[STAGES_MAX];
 };
 
@@ -38,8 +38,8 @@ static void world_fini(struct world *world)
     }
 }
 
-/* The first message of `stage` to or from `peer` that is not done and stands in front of the step that the
- * stage has come to; -1: none. */
+/* The first unfinished message of `stage` to or from `peer` that is listed before the stage's current step;
+ * -1: none. */
 static int64_t find_open(const struct stage *stage, int32_t peer, bool is_send)
 {
     for (int64_t i = 0; i < stage->count; i++) {
@@ -53,7 +53,8 @@ static int64_t find_open(const struct stage *stage, int32_t peer, bool is_send)
     return -1;
 }
 
-/* A send and a receive meet when both stages have come to them: the first of each, of the same content. */
+/* Completes a send and a receive when both stages have reached them: they must be the first of each stage and
+ * have the same content. */
 static bool exchange(struct world *world, int32_t from, int32_t to)
 {
     struct stage *sender = &world->stages[from], *receiver = &world->stages[to];
@@ -71,7 +72,7 @@ static bool exchange(struct world *world, int32_t from, int32_t to)
     return true;
 }
 
-/* Computes the next step when all messages in front of it are done. */
+/* Computes the next step if all messages before it are done. */
 static bool compute(struct world *world, struct stage *stage)
 {
     if (stage->step == world->num_steps)
@@ -84,7 +85,7 @@ static bool compute(struct world *world, struct stage *stage)
     return true;
 }
 
-/* The input of every step is received in front of it, the output sent right behind it. */
+/* The input of every step is received before it, the output is sent directly after it. */
 static void check_places(const struct world *world, int32_t s)
 {
     const struct stage *stage = &world->stages[s];
@@ -150,7 +151,7 @@ static void run_if_possible(struct rk_pipeline_schedule schedule)
     rk_status_free(st);
 }
 
-/* Goal: all schedules that the check accepts run to their end. */
+/* Goal: all schedules that the check accepts complete. */
 static void test_pipeline_messages_all_schedules_end(void **state)
 {
     (void)state;
@@ -165,7 +166,7 @@ static void test_pipeline_messages_all_schedules_end(void **state)
     }
 }
 
-/* Goal: 1F1B exchanges as it is known: a stage sends a result while it receives a gradient. */
+/* Goal: in 1F1B a stage sends a result while it receives a gradient. */
 static void test_pipeline_messages_of_1f1b_are_pairs(void **state)
 {
     struct rk_pipeline_schedule schedule = {.pp = 2, .vpp = 1, .num_micro_batches = 3};
@@ -190,12 +191,11 @@ static void test_pipeline_messages_of_1f1b_are_pairs(void **state)
     rk_free(messages);
 }
 
-/* --- in model time --- */
+/* --- in simulated time --- */
 
 #define NOT_YET (-1.0)
 
-/* A stage as the engine runs it: steps one after the other, and messages one group after the other beside
- * them. */
+/* A stage as in the engine: steps in order, and message groups in order, which overlap the steps. */
 struct runner {
     struct rk_pipeline_step *steps;
     double *step_end;            /* [num_steps] */
@@ -220,7 +220,7 @@ static int64_t group_end(const struct stage *stage, int64_t begin)
     return end;
 }
 
-/* Where the other side of a message stands among those of its stage. */
+/* Index of a message's counterpart in the list of the peer's stage. */
 static int64_t find_other(const struct world *world, int32_t s, const struct rk_pipeline_message *message)
 {
     const struct stage *other = &world->stages[message->peer_stage];
@@ -241,7 +241,7 @@ static int64_t find_other(const struct world *world, int32_t s, const struct rk_
     return -1;
 }
 
-/* Begins the stage's next group of messages, or ends it when the peers have begun theirs. */
+/* Begins the stage's next group of messages, or completes it when the peers have begun theirs. */
 static bool advance_messages(const struct world *world, struct runner *runners, int32_t s)
 {
     const struct stage *stage = &world->stages[s];
@@ -358,9 +358,9 @@ static void check_time(struct rk_pipeline_schedule schedule, double backward, do
     rk_pipeline_timeline_destroy(buffered);
 }
 
-/* Goal: where steps do not take as long as the list of messages was made for, stages that wait for their
- * inputs only are hardly slower than with buffers for all messages. Method: the time of a run in which a send
- * waits for its receiver and messages follow one another. */
+/* Goal: if the durations of steps differ from those that the list of messages assumes, stages that wait only
+ * for their inputs are hardly slower than with buffers for all messages. Method: the time of a run in which a
+ * send waits for its receiver and messages follow one another. */
 static void test_pipeline_messages_cost_little_time(void **state)
 {
     static const double backwards[] = {1.5, 2, 2.5, 3}, heads[] = {0, 0.3, 0.6};

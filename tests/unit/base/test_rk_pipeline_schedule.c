@@ -1,4 +1,4 @@
-/* Schedules: the exact lists, what is kept alive, who sends to whom. */
+/* Schedules: the exact lists, live activations, senders and receivers. */
 #include "base/rk_pipeline.h"
 
 #include <string.h>
@@ -96,7 +96,7 @@ static void test_pipeline_schedule_refused(void **state)
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++)
         assert_fails(rk_pipeline_schedule_check(&cases[i].schedule), RK_INVALID_ARGUMENT, cases[i].message);
-    /* a last group of at least pp is legal */
+    /* a last group of at least pp is valid */
     assert_ok(rk_pipeline_schedule_check(
         &(struct rk_pipeline_schedule){.pp = 2, .vpp = 2, .num_micro_batches = 8, .group_size = 3}));
 }
@@ -149,8 +149,8 @@ static void test_pipeline_schedule_peers(void **state)
 
 typedef RK_ARRAY(struct rk_pipeline_step) steps_t;
 
-/* What goes over the channel from one stage to another, in the order in which `stage` sends or receives it,
- * named by the chunk of the receiver. */
+/* Messages from one stage to another, in the order in which `stage` sends or receives them, named by the
+ * receiver's chunk. */
 static steps_t list_channel(const struct rk_pipeline_schedule *schedule, const struct rk_pipeline_step *steps,
                             int32_t stage, int32_t peer_stage, rk_pipeline_kind_t kind, bool is_sender)
 {
@@ -219,8 +219,8 @@ static void check_complete(const struct rk_pipeline_schedule *schedule, const st
     rk_free(seen);
 }
 
-/* Goal: for random sizes every list is complete, keeps as many activations as the formula says, and both ends
- * of every channel see the same order of messages. */
+/* Goal: for random sizes every list is complete, keeps as many activations as the formula gives, and both
+ * ends of every channel have the same order of messages. */
 static void test_pipeline_schedule_random_sizes(void **state)
 {
     struct rk_rng rng;

@@ -1,4 +1,4 @@
-/* Schedules in model time: bubbles, deadlocks, order of what depends on each other, and the picture. */
+/* Schedules in simulated time: bubbles, deadlocks, order of dependent steps, and the drawing. */
 #include "base/rk_pipeline.h"
 
 #include <math.h>
@@ -59,7 +59,7 @@ static void test_pipeline_simulate_bubble(void **state)
     }
 }
 
-/* Goal: hand-computed times where stages, micro-batches and transfers differ. */
+/* Goal: hand-computed times with different stages, micro-batches and transfers. */
 static void test_pipeline_simulate_times(void **state)
 {
     const struct rk_pipeline_schedule schedule = {.pp = 2, .num_micro_batches = 2};
@@ -83,8 +83,8 @@ static void test_pipeline_simulate_times(void **state)
     rk_pipeline_timeline_destroy(timeline);
 }
 
-/* Goal: the simulation finds deadlocks. An interleaved stage sends before the other side is where it
- * receives, so one line of groups for both directions hangs; a line for each direction does not. */
+/* Goal: the simulation detects deadlocks. An interleaved stage sends before the other side has reached its
+ * receive, so one sequence of groups for both directions deadlocks; one sequence per direction does not. */
 static void test_pipeline_simulate_deadlock(void **state)
 {
     static const struct rk_pipeline_schedule cases[] = {
@@ -107,7 +107,7 @@ static void test_pipeline_simulate_deadlock(void **state)
     }
 }
 
-/* Goal: of equal chunks, a line for each direction takes no longer than buffered sends. */
+/* Goal: with equal chunks, one sequence per direction takes no longer than buffered sends. */
 static void test_pipeline_simulate_directions_cost_nothing(void **state)
 {
     (void)state;
@@ -215,7 +215,7 @@ static void draw_case(struct random_case *c, struct rk_rng *rng)
                                    .transfer = rk_rng_next_below(rng, 2) ? rk_rng_next_uniform(rng) / 4 : 0};
 }
 
-/* What the header promises not to deadlock. */
+/* The exchanges that the header guarantees not to deadlock. */
 static bool may_use(const struct rk_pipeline_schedule *schedule, rk_pipeline_exchange_t exchange)
 {
     bool is_usual_group = schedule->group_size == 0 || schedule->group_size == schedule->pp;
@@ -225,7 +225,8 @@ static bool may_use(const struct rk_pipeline_schedule *schedule, rk_pipeline_exc
     return exchange == RK_PIPELINE_DIRECTIONS && is_usual_group;
 }
 
-/* Goal: no sizes and durations make a schedule hang or break its order, in any exchange that it may use. */
+/* Goal: no sizes and durations make a schedule deadlock or violate its order, with any exchange that it may
+ * use. */
 static void test_pipeline_simulate_random_durations(void **state)
 {
     struct rk_rng rng;

@@ -5,7 +5,7 @@
 
 #include "tests/support/test.h"
 
-/* D = 3, Dn = 1 with these, where beta is 0.1. */
+/* D = 3, Dn = 1 with these values for beta = 0.1. */
 static const struct rk_preference_side chosen = {2.0, 4.0}, rejected = {-1.0, 2.0};
 
 static const struct {
@@ -26,7 +26,7 @@ static const struct {
     {"sppo_hard", 0.0, 25.0},
 };
 
-/* Goal: the losses of a worked pair, and derivatives that are central differences of them. */
+/* Goal: the losses of a hand-computed pair, and derivatives that equal central differences. */
 static void test_preference_worked_pair_and_derivatives(void **state)
 {
     const double step = 1e-6;

@@ -25,7 +25,7 @@ static void test_philox_known_answers(void **state)
     }
 }
 
-/* Logits and picks of the sampler's definition: argmax of z / T + -log E over the ids. */
+/* Samples by the sampler's definition: argmax of z / T + -log E over the ids. */
 static int pick(uint64_t seed, uint64_t stream, uint32_t position, double temperature)
 {
     static const double logits[8] = {0, 1, 2, 3, -1, .5, 2.5, 1.5};
@@ -78,7 +78,7 @@ static void test_token_word_known_answers(void **state)
     assert_below("E of position 17, id 3", fabs(rk_rng_exponential(0x3070bcc4) - 0.209759), 5e-7);
 }
 
-/* Goal: the picks follow softmax; the published frequencies of 20,000 positions to their four digits. */
+/* Goal: samples follow the softmax; the published frequencies of 20,000 positions to four digits. */
 static void test_token_word_pick_frequencies(void **state)
 {
     static const double expected[8] = {.0186, .0505, .1469, .4080, .0073, .0330, .2457, .0901};
@@ -125,7 +125,7 @@ static void test_normal_moments(void **state)
     assert_below("correlation", fabs(product / n), 5 / sqrt(n));
 }
 
-/* Goal: number i does not depend on what was drawn before, and streams and seeds are different sequences. */
+/* Goal: number i does not depend on earlier draws, and streams and seeds give different sequences. */
 static void test_normal_is_a_pure_function(void **state)
 {
     double a = rk_rng_normal(1, 2, 1000001);
@@ -166,7 +166,7 @@ static void test_permutation_holds_every_index_once(void **state)
     }
 }
 
-/* Goal: all 24 orders of four items come up equally often; chi-square with 23 degrees of freedom, 0.1% level.
+/* Goal: all 24 orders of four items are equally frequent; chi-square with 23 degrees of freedom, 0.1% level.
  */
 static void test_permutation_is_unbiased(void **state)
 {

@@ -65,7 +65,7 @@ static void test_weights_of_worked_rows(void **state)
     }
 }
 
-/* Goal: log-ratios beyond +-20 count as +-20, for tokens one by one, for sequences their sum. */
+/* Goal: log-ratios beyond +-20 count as +-20, for each token, and for the sum of a sequence. */
 static void test_weights_of_extreme_rows_are_clamped(void **state)
 {
     static const double row[] = {25, -40, 18};
@@ -150,7 +150,7 @@ static void test_rejection_of_worked_rows(void **state)
     }
 }
 
-/* Goal: a broken model is not hidden: NaN is neither kept nor clamped away. */
+/* Goal: NaN is not hidden: such tokens are rejected, and NaN is not clamped. */
 static void test_nan_is_rejected(void **state)
 {
     static const double row[] = {0, NAN, 0};
@@ -223,8 +223,7 @@ static void test_wrong_keys_are_refused(void **state)
     }
 }
 
-/* Goal: what nothing uses is not read, as in verl, where defaults of unused keys stand in every
- * configuration. */
+/* Goal: unused keys are not read, as in verl, where every configuration has defaults of unused keys. */
 static void test_unused_thresholds_are_not_read(void **state)
 {
     struct rk_rollout_correction config = parse(NULL, "-3", NULL, "x");

@@ -165,7 +165,7 @@ static void test_st_parse_accepts_table(void **state)
     }
 }
 
-/* Goal: a file that is cut anywhere is refused, and so is one that lost a byte of data. */
+/* Goal: a file truncated anywhere is rejected, and so is one that has lost a byte of data. */
 /* A header of `count` numbers, each between `left` and `right`, parsed as a file without data. */
 static struct rk_status *parse_many(const char *head, const char *left, const char *right, int64_t count,
                                     const char *tail)
@@ -189,8 +189,8 @@ static struct rk_status *parse_many(const char *head, const char *left, const ch
 
 #define EMPTY_TENSOR "{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}"
 
-/* Goal: what a header costs is bounded by more than its bytes, and found out before it costs; what stands in
- * strings costs nothing. */
+/* Goal: the cost of parsing a header is bounded by its number of values, which is checked before parsing;
+ * characters in strings do not count. */
 static void test_st_parse_of_too_many_values_is_exhausted(void **state)
 {
     char *many = rk_calloc(3000001, 1), *name;
@@ -237,14 +237,14 @@ static void test_st_open_wrong_paths(void **state)
     (void)state;
     assert_fails(rk_st_open(&file, path), RK_NOT_FOUND, "absent.safetensors");
     assert_fails(rk_st_open(&file, rk_test_temp_dir()), RK_INVALID_ARGUMENT, "not a regular file");
-    assert_int_equal(mkfifo(path, 0600), 0); /* nobody writes: it must not be waited for */
+    assert_int_equal(mkfifo(path, 0600), 0); /* no process writes to it: opening must not block */
     assert_fails(rk_st_open(&file, path), RK_INVALID_ARGUMENT, "not a regular file");
     unlink(path);
     rk_st_close(NULL);
     rk_free(path);
 }
 
-/* Goal: messages stay printable whatever a tensor is called. */
+/* Goal: messages are printable for every name of a tensor. */
 static void test_st_parse_message_escapes_the_name(void **state)
 {
     static const struct image image = {0, "{\"\\u001b[31m\\n\xc3\xa9\":3}", 0};
@@ -319,7 +319,7 @@ static void assert_file(const char *path, const char *header, const void *data, 
     rk_free(text);
 }
 
-/* Goal: byte for byte what the reference writer makes for this tensor (with the metadata that is always
+/* Goal: byte for byte the output of the reference writer for this tensor (with the metadata that is always
  * added). */
 static void test_st_writer_known_good_vector(void **state)
 {
@@ -341,8 +341,8 @@ static void test_st_writer_known_good_vector(void **state)
     rk_free(path);
 }
 
-/* Goal: a file with every element type, an empty tensor, scalars and a name that needs an escape is the one
- * that the reference writer (0.8.0) makes of the same zeros. */
+/* Goal: a file with every element type, an empty tensor, scalars and a name that needs an escape equals the
+ * reference writer's (0.8.0) for the same zeros. */
 static void test_st_writer_all_dtypes_match_the_reference_bytes(void **state)
 {
     static const struct rk_st_entry entries[] = {
@@ -394,7 +394,8 @@ static void test_st_writer_all_dtypes_match_the_reference_bytes(void **state)
     rk_free(path);
 }
 
-/* Goal: data written out of order and in pieces come back from where the header says, with the metadata. */
+/* Goal: data written out of order and in pieces can be read at the offsets in the header, with the
+ * metadata. */
 static void test_st_writer_pieces_read_back(void **state)
 {
     static const struct rk_st_entry entries[] = {
@@ -469,7 +470,7 @@ static void test_st_writer_create_rejects_table(void **state)
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++)
         assert_fails(rk_st_writer_create(&writer, path, cases[i].entries, 2, NULL), RK_INVALID_ARGUMENT,
                      cases[i].message);
-    assert_int_equal(num_files(), before); /* no temporary file stays */
+    assert_int_equal(num_files(), before); /* no temporary file is left */
     rk_free(path);
 }
 
@@ -491,7 +492,7 @@ static void test_st_writer_bad_metadata_and_folder(void **state)
     rk_free(path);
 }
 
-/* Goal: the name shows the old file until commit, and nothing of a writer that is dropped. */
+/* Goal: the name refers to the old file until commit, and an aborted writer leaves nothing. */
 static void test_st_writer_commit_is_atomic(void **state)
 {
     const struct rk_st_entry entry = {.name = "a", .dtype = RK_DTYPE_U8, .rank = 1, .shape = {4}};
@@ -524,7 +525,7 @@ static void test_st_writer_commit_is_atomic(void **state)
     rk_free(path);
 }
 
-/* Goal: a disk that is full shows as RESOURCE_EXHAUSTED with its reason, and leaves no temporary file.
+/* Goal: a full disk gives RESOURCE_EXHAUSTED with its reason, and leaves no temporary file.
  * Method: the file-size limit gives EFBIG, which is reported in the same way as ENOSPC. */
 static void test_st_writer_disk_full_is_exhausted(void **state)
 {
@@ -550,7 +551,7 @@ static void test_st_writer_disk_full_is_exhausted(void **state)
 }
 
 #ifdef RK_FAULTS
-/* Goal: when the sync or the rename fails, the old file stays and no temporary one does. */
+/* Goal: when the sync or the rename fails, the old file is kept and no temporary file is left. */
 static void test_write_file_atomic_faults_keep_the_old_file(void **state)
 {
     static const struct {
@@ -577,8 +578,8 @@ static void test_write_file_atomic_faults_keep_the_old_file(void **state)
     rk_free(path);
 }
 
-/* Goal: the sync of a large file is spread over its writes: commit, during which nothing can be reported, has
- * little left to do. */
+/* Goal: the sync of a large file is spread over its writes, so that little is left for commit, which cannot
+ * report progress. */
 static void test_st_writer_syncs_on_the_way(void **state)
 {
     enum { PIECE_BYTES = 4 << 20, NUM_PIECES = 20 };
@@ -602,7 +603,7 @@ static void test_st_writer_syncs_on_the_way(void **state)
     rk_free(path);
 }
 
-/* Goal: a process that is killed before the rename leaves the old file whole. */
+/* Goal: a process that is killed before the rename leaves the old file intact. */
 static void test_write_file_atomic_killed_keeps_the_old_file(void **state)
 {
     char *path = rk_test_temp_path("killed.txt"), *text;
@@ -640,7 +641,8 @@ static void test_write_file_atomic_replaces(void **state)
     rk_free(path);
 }
 
-/* Goal: a file that is written in order is summed on the way; one that is not, or not asked for, is not. */
+/* Goal: the checksum of a file written in order is computed during the writes; otherwise, or if not
+ * requested, it is not. */
 static void test_writer_sums_what_is_written_in_order(void **state)
 {
     static const struct rk_st_entry entries[] = {{"a", RK_DTYPE_F32, 1, {3}}, {"b", RK_DTYPE_F32, 1, {2}}};

@@ -20,7 +20,7 @@ out:
     return st ? RK_WRAP(st, "loading step %d", 7) : NULL;
 }
 
-/* Goal: messages and logs name files as the source tree does, wherever it was built. */
+/* Goal: messages and logs have file paths relative to the source tree, for every build directory. */
 static void test_file_names_begin_at_the_source_tree(void **state)
 {
     (void)state;
@@ -58,7 +58,7 @@ static void test_status_wrap_puts_context_before_message(void **state)
     rk_status_free(st);
 }
 
-/* Goal: as snprintf, the length that was needed is returned and the text is cut and terminated. */
+/* Goal: as in snprintf, the required length is returned and the text is truncated and terminated. */
 static void test_status_format_frames_small_buffer_is_cut(void **state)
 {
     struct rk_status *st = load(3);

@@ -136,7 +136,7 @@ static void test_utf8_is_valid_table(void **state)
     }
 }
 
-/* Goal: one U+FFFD a maximal subpart, as CPython and Rust decode; NUL is text. */
+/* Goal: one U+FFFD per maximal subpart, as in CPython and Rust; NUL is an ordinary character. */
 static void test_append_utf8_replaces_maximal_subparts(void **state)
 {
 #define R "\xef\xbf\xbd"
@@ -325,7 +325,7 @@ static void test_parse_duration_table(void **state)
     }
 }
 
-/* Goal: code points at the edges of the lengths become valid UTF-8 and come back. */
+/* Goal: code points at the edges of the lengths become valid UTF-8 and are read back. */
 static void test_utf8_append_and_read_are_inverse(void **state)
 {
     static const struct {

@@ -9,7 +9,7 @@ static void test_clocks_advance_over_a_sleep(void **state)
     (void)state;
     rk_time_sleep_ms(20);
     assert_true(rk_time_now_ns() - mono >= 20 * 1000000);
-    assert_true(rk_time_boot_ms() - boot >= 19); /* both readings are cut to whole milliseconds */
+    assert_true(rk_time_boot_ms() - boot >= 19); /* both readings are truncated to whole milliseconds */
     assert_true(rk_time_unix_ns() > wall);
     rk_time_sleep_ms(0);
     rk_time_sleep_ms(-5);

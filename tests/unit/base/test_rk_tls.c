@@ -1,4 +1,4 @@
-/* TLS over socket pairs, both sides in this thread. Certificates are made by the test. */
+/* TLS over socket pairs, both sides in this thread. The test creates the certificates. */
 #include "base/rk_tls.h"
 
 #include <errno.h>
@@ -35,7 +35,7 @@ static void write_text(const char *file, const char *suffix, const char *text, s
     assert_int_equal(chmod(rk_test_cert_path(file, suffix), 0600), 0);
 }
 
-/* The certificates of the tests, and some that are wrong. */
+/* The certificates of the tests, and some invalid ones. */
 static int make_all(void **state)
 {
     static const struct rk_test_cert_spec early = {
@@ -62,7 +62,7 @@ static int make_all(void **state)
     return 0;
 }
 
-/* Goal: what is wrong with a file is named with the file. */
+/* Goal: errors of files name the file and the problem. */
 static void test_tls_files_that_are_wrong(void **state)
 {
     static const struct {
@@ -99,7 +99,7 @@ static void test_tls_files_that_are_wrong(void **state)
         assert_null(tls);
         assert_fails(rk_tls_create(&tls, &files), cases[i].code, cases[i].also);
     }
-    if (geteuid() == 0) { /* whom no mode keeps out, but everybody else the directory's */
+    if (geteuid() == 0) { /* root ignores modes; for other users the directory's mode applies */
         assert_int_equal(seteuid(NOBODY), 0);
         st = rk_tls_create(&tls, &half);
         assert_int_equal(seteuid(0), 0);
@@ -173,8 +173,8 @@ static const struct pair_spec good = {.server = "host",
                                       .host = "127.0.0.1",
                                       .demand = RK_TLS_PEER_REQUIRED};
 
-/* Goal: both know each other by name, and bytes arrive whole in both directions, however the socket cuts
- * them; the end of one side is the end of the other. */
+/* Goal: both sides know each other's name, and bytes arrive complete in both directions, for every split by
+ * the socket; closing one side ends the other. */
 static void test_tls_both_sides_and_bytes(void **state)
 {
     char *sent = rk_malloc(LARGE_BYTES), *got = rk_malloc(LARGE_BYTES), *names;
@@ -223,7 +223,7 @@ static void test_tls_both_sides_and_bytes(void **state)
     rk_free(got);
 }
 
-/* Goal: every reason why a client does not believe a server has its words. */
+/* Goal: every reason why a client rejects a server has its own message. */
 static void test_tls_client_names_what_is_wrong(void **state)
 {
     struct pair_spec spec;
@@ -273,8 +273,8 @@ static void test_tls_client_names_what_is_wrong(void **state)
     end(&pair);
 }
 
-/* Goal: a server that demands a certificate takes neither none nor a stranger's, and both sides can say why;
- * one that does not takes both, and believes only what was checked. */
+/* Goal: a server that requires a certificate rejects clients without one and with one of another authority,
+ * and both sides report the reason; a server that does not accepts both, and uses only verified names. */
 static void test_tls_server_demands(void **state)
 {
     struct pair_spec spec = good;
@@ -288,12 +288,12 @@ static void test_tls_server_demands(void **state)
     shake(&pair);
     assert_int_equal(pair.server_step, RK_TLS_FAILED);
     assert_string_equal(rk_tls_error(pair.server), "it has shown no certificate");
-    assert_int_equal(rk_tls_recv(pair.client, &byte, 1), -1); /* TLS 1.3: only now it hears of it */
+    assert_int_equal(rk_tls_recv(pair.client, &byte, 1), -1); /* TLS 1.3: the client learns of it only now */
     assert_int_equal(errno, EPROTO);
     assert_string_equal(rk_tls_error(pair.client), "it refuses this side: certificate required");
     end(&pair);
 
-    spec.client = "other_ca"; /* signed by itself */
+    spec.client = "other_ca"; /* self-signed */
     begin(&pair, &spec);
     shake(&pair);
     assert_int_equal(pair.server_step, RK_TLS_FAILED);
@@ -318,7 +318,7 @@ static void test_tls_server_demands(void **state)
     end(&pair);
 }
 
-/* Goal: who speaks something else is named as that, on either side. */
+/* Goal: a peer without TLS is reported as such, on either side. */
 static void test_tls_other_side_speaks_plainly(void **state)
 {
     static const char request[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -345,8 +345,8 @@ static void test_tls_other_side_speaks_plainly(void **state)
     end(&pair);
 }
 
-/* Goal: a reload of files that are wrong leaves what there is; one that is right is what new connections get,
- * and old ones go on. */
+/* Goal: a reload of invalid files changes nothing; after a valid one new connections use the new files, and
+ * old ones continue. */
 static void test_tls_reload(void **state)
 {
     static const char *const wrong[] = {"cut", "mixed", "expired", "open", "missing", "cut_key"};
@@ -390,7 +390,7 @@ static void test_tls_reload(void **state)
     end(&pair);
 }
 
-/* Goal: names that cannot be one are refused, and no name becomes two. */
+/* Goal: invalid names are rejected, and no name is split in two. */
 static void test_certs_names(void **state)
 {
     static const char *const wrong[] = {"", "a b", "a,DNS:b", "..", "a..b", "-\n", "://x", "x://"};

@@ -1,4 +1,4 @@
-/* The zig-zag cut of context parallelism. */
+/* The zig-zag split of context parallelism. */
 #include "base/rk_zigzag.h"
 
 #include <string.h>
@@ -33,7 +33,7 @@ static void test_zigzag_check_uneven_length_fails(void **state)
                  "sequence 1 has -4 tokens");
 }
 
-/* Goal: the published cut of 16 tokens, behind a sequence of 8, to the row. */
+/* Goal: the published split of 16 tokens, after a sequence of 8, row by row. */
 static void test_zigzag_rows_worked_example(void **state)
 {
     static const int32_t cu_seqlens[] = {0, 8, 8, 24};
@@ -75,7 +75,7 @@ static void test_zigzag_segments_worked_example(void **state)
     assert_memory_equal(cu, own, sizeof(own));
 }
 
-/* Every row has one owner, and is where gathered rows say. */
+/* Every row has one owner, and the index in the gathered rows is right. */
 static void expect_bijective(const struct rk_zigzag *cut)
 {
     int32_t num_local = rk_zigzag_num_rows(cut), num_rows = cut->cu_seqlens[cut->num_seqs];
@@ -97,7 +97,7 @@ static void expect_bijective(const struct rk_zigzag *cut)
     rk_free(is_owned);
 }
 
-/* Positions, prefix sums and segments of a rank agree, and it sees as many pairs as its share. */
+/* Positions, prefix sums and segments of a rank agree, and its number of attended pairs is its share. */
 static void expect_consistent(const struct rk_zigzag *cut, int32_t rank)
 {
     int32_t cu[MAX_SEQS + 1], parts_cu[2 * MAX_SEQS + 1], k_begin[2 * MAX_SEQS], k_lens[2 * MAX_SEQS];

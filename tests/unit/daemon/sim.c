@@ -7,7 +7,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_time.h"
 
-#define FAULTS_MS 90000 /* faults end, and the last driver comes */
+#define FAULTS_MS 90000 /* faults end, and the last driver starts */
 #define END_MS    240000
 #define TICK_MS   250
 

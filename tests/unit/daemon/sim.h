@@ -1,10 +1,10 @@
 /* The driver's protocol under a simulated network, for one seed: two daemons whose leases, requests,
  * operations and Execute streams are the product's code (daemon/lease.c, requests.c, operation.c, rpc_*.c,
- * execute_*.c), drivers that behave as docs/rpc.md says, and a network that delays, cuts, drops and repeats
- * calls. Time is simulated, everything runs in one thread, and all chance comes from the seed.
+ * execute_*.c), drivers that follow docs/rpc.md, and a network that delays, disconnects, drops and repeats
+ * calls. Time is simulated, everything runs in one thread, and all random choices come from the seed.
  *
- * A mutation is an operation of the simulated engine: the ranks of a call meet, as in a collective, and it is
- * then applied on both. */
+ * A mutation is an operation of the simulated engine: the ranks of a call synchronise, as in a collective,
+ * and it is then applied on both. */
 #ifndef RK_TEST_SIM_H
 #define RK_TEST_SIM_H
 
@@ -16,7 +16,7 @@
 #include "daemon/operation_internal.h"
 
 #define SIM_RANKS   2
-#define SIM_DRIVERS 3 /* two that compete, and one that comes when all faults are over */
+#define SIM_DRIVERS 3 /* two that compete, and one that starts when all faults are over */
 #define SIM_TAGS    512
 #define SIM_QUEUE   64
 
@@ -26,13 +26,13 @@
 
 #define SIM_MS(ms) ((int64_t)(ms)*1000000)
 
-/* What is broken on purpose, to see that the checks below find it. */
+/* Intentional defects, to verify that the checks detect them. */
 typedef enum sim_defect {
     SIM_DEFECT_NONE,
-    SIM_DEFECT_NO_DEDUPE,   /* a request_id that is known runs again */
-    SIM_DEFECT_NO_FENCE,    /* a call of any epoch is taken */
-    SIM_DEFECT_NO_CANCEL,   /* a new lease does not end what runs */
-    SIM_DEFECT_FRESH_RETRY, /* drivers make a committed call again as a new one */
+    SIM_DEFECT_NO_DEDUPE,   /* a known request_id runs again */
+    SIM_DEFECT_NO_FENCE,    /* calls of any epoch are accepted */
+    SIM_DEFECT_NO_CANCEL,   /* a new lease does not cancel running calls */
+    SIM_DEFECT_FRESH_RETRY, /* drivers repeat a committed call as a new one */
     SIM_DEFECT_COUNT
 } sim_defect_t;
 
@@ -51,7 +51,7 @@ struct sim_job {
     struct rk_job *job;
     struct rk_operation *operation;
     uint64_t tag;
-    bool is_meeting; /* both ranks have it: it ends well */
+    bool is_meeting; /* both ranks have it: it succeeds */
 };
 
 struct sim_daemon {
@@ -74,20 +74,20 @@ struct sim {
     sim_defect_t defect;
     struct sim_event *events; /* heap */
     int64_t num_events, capacity;
-    bool has_faults; /* until the last driver comes */
-    bool is_ending;  /* what is on its way comes to nothing */
+    bool has_faults; /* until the last driver starts */
+    bool is_ending;  /* messages in flight are discarded */
     struct sim_daemon daemons[SIM_RANKS];
     struct sim_driver *drivers[SIM_DRIVERS];
     int applied[SIM_TAGS][SIM_RANKS]; /* mutations of a tag on a rank */
     uint64_t next_tag;
     int64_t num_applied, num_succeeded, num_retried, num_repeated, num_cut, num_crashes;
-    char failure[512]; /* "" while all holds */
+    char failure[512]; /* "" while all checks pass */
 };
 
 extern struct sim *sim;
 
 /* --- sim.c --- */
-/* Runs one seed; false when a promise was broken: sim->failure says which. Stays until sim_end. */
+/* Runs one seed; false if a guarantee was violated: sim->failure names it. Valid until sim_end. */
 bool sim_run(uint64_t seed, sim_defect_t defect);
 void sim_end(void);
 void sim_at(int64_t delay_ns, void (*run)(void *user), void *user);
@@ -104,7 +104,7 @@ void sim_daemon_tick(struct sim_daemon *host);
 void sim_daemon_stop(struct sim_daemon *host); /* at the end: frees what it holds */
 
 /* --- sim_net.c --- */
-/* A small call. on_reply is called once: UNAVAILABLE where the network lost it. `reply` is borrowed. */
+/* A small call. on_reply is called once: UNAVAILABLE if the network lost it. `reply` is borrowed. */
 typedef void (*sim_reply_t)(void *user, int32_t rank, rk_code_t code, const char *reason,
                             struct rk_bytes reply);
 void sim_unary(int32_t rank, const struct rk_rpc_handler *handler, const struct rk_str *request,
@@ -119,7 +119,8 @@ struct sim_stream_hooks {
 struct sim_stream *sim_stream_open(int32_t rank, const struct rk_execute_header *header,
                                    const struct sim_stream_hooks *hooks);
 void sim_stream_commit(struct sim_stream *stream);
-void sim_stream_close(struct sim_stream *stream); /* the driver looks away; the daemon hears of it later */
+void sim_stream_close(struct sim_stream *stream); /* the driver stops reading; the daemon learns of it
+                                                   * later */
 
 /* --- sim_driver.c --- */
 /* Claims, and makes `num_calls` calls, with as many retries as the protocol allows. */

@@ -1,5 +1,5 @@
-/* What stands around the code under test in a daemon: the engine, the parts of daemon.c that it calls, and
- * what it tells people, which is left out. */
+/* The environment of the code under test in a daemon: the engine and the functions of daemon.c that it calls.
+ * State and health are omitted. */
 #include <stdio.h>
 #include <string.h>
 
@@ -20,11 +20,11 @@ static struct sim_daemon *host_of(struct rk_worker *worker)
     return (struct sim_daemon *)(void *)worker;
 }
 
-/* --- what daemon.c says --- */
+/* --- functions of daemon.c --- */
 
 void rk_daemon_update(struct rk_daemon *daemon)
 {
-    (void)daemon; /* state and health are for people */
+    (void)daemon; /* state and health are not simulated */
 }
 
 struct rk_status *rk_daemon_check_fence(struct rk_daemon *daemon, const struct rk_fence *fence)
@@ -83,7 +83,7 @@ void rk_watch_add_metrics(struct rk_daemon *daemon, const struct rk_operation *o
     (void)job;
 }
 
-/* The disk outlives the process. `dir` is the rank. */
+/* The disk survives a crash of the process. `dir` is the rank. */
 struct rk_status *rk_epoch_store(const char *dir, uint64_t epoch)
 {
     sim->daemons[dir[0] - '0'].stored_epoch = epoch;
@@ -112,7 +112,7 @@ void rk_worker_get_snapshot(struct rk_worker *worker, struct rk_worker_snapshot 
     out->running = host->num_queued > 0 ? host->queue[0].job : NULL;
 }
 
-/* Hands the job at `i` back, with that status, which it takes. */
+/* Completes the job at `i` with that status, which it takes. */
 static void give_back(struct sim_daemon *host, int i, struct rk_status *st)
 {
     struct rk_job *job = host->queue[i].job;
@@ -132,13 +132,13 @@ static void finish_meeting(void *user)
         struct sim_daemon *host = &sim->daemons[rank];
 
         if (!host->is_up || host->num_queued == 0 || host->queue[0].tag != tag || !host->queue[0].is_meeting)
-            continue; /* it was started again meanwhile */
+            continue; /* it was restarted meanwhile */
         rk_job_add_metric(&host->queue[0].job->call, "tag", (double)tag, "last");
         give_back(host, 0, NULL);
     }
 }
 
-/* Applies the mutation on one rank: no two times, and under no lease but the present one. */
+/* Applies the mutation on one rank: only once, and only under the current lease. */
 static void apply(struct sim_daemon *host, const struct sim_job *job)
 {
     const struct rk_lease *lease = &host->daemon.lease;
@@ -152,7 +152,7 @@ static void apply(struct sim_daemon *host, const struct sim_job *job)
                  (int)job->operation->epoch, host->rank, (int)lease->epoch);
 }
 
-/* The ranks meet when both have the same call at the head. */
+/* The ranks synchronise when both have the same call at the head. */
 static void try_to_meet(void)
 {
     struct sim_job *heads[SIM_RANKS];
@@ -269,7 +269,7 @@ void sim_daemon_start(struct sim_daemon *host, int32_t rank)
 
 void sim_net_cut_daemon(struct sim_daemon *host);
 
-/* The process is gone: its connections end, and what the engine had is nobody's. */
+/* The process crashes: its connections end, and the engine's jobs are lost. */
 void sim_daemon_crash(struct sim_daemon *host)
 {
     host->is_up = false;

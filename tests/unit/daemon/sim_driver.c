@@ -1,4 +1,4 @@
-/* A driver as docs/rpc.md tells one to be: claims, opens each call on all ranks, commits when all have
+/* A driver according to docs/rpc.md: claims, opens each call on all ranks, commits when all have
  * accepted, repeats a committed request whose stream broke, and claims again when its lease or a daemon is
  * lost. */
 #include <stdio.h>
@@ -24,7 +24,7 @@ struct sim_driver {
     char id[16];
     uint8_t key[LEASE_ID_BYTES];
     bool takeover, is_dead, is_claimed, is_committed;
-    uint64_t epoch, attempt; /* attempt: what timers and answers of an earlier one find is void */
+    uint64_t epoch, attempt; /* attempt: timers and replies of an earlier one are ignored */
     struct rk_fence fences[SIM_RANKS];
     uint8_t lease_ids[SIM_RANKS][LEASE_ID_BYTES];
     uint64_t next_seq[SIM_RANKS];
@@ -34,7 +34,7 @@ struct sim_driver {
     struct place places[SIM_RANKS];
 };
 
-/* What a timer or an answer belongs to. */
+/* The call that a timer or a reply belongs to. */
 struct ticket {
     struct sim_driver *driver;
     uint64_t attempt;
@@ -48,7 +48,7 @@ static struct ticket *make_ticket(struct sim_driver *driver)
     return ticket;
 }
 
-/* The driver, when the ticket is still good; frees it. */
+/* The driver, if the ticket is still valid; frees it. */
 static struct sim_driver *take_ticket(void *user)
 {
     struct ticket ticket = *(struct ticket *)user;
@@ -160,7 +160,7 @@ static void acquire(struct sim_driver *driver, int32_t rank)
     rk_str_fini(&packed);
 }
 
-/* GetStatus of all is not simulated: the epoch may be outdated when the request comes, as it may be then. */
+/* GetStatus of all is not simulated: so the epoch may be outdated when the request arrives, as in reality. */
 static void claim(struct sim_driver *driver)
 {
     driver->epoch = 0;
@@ -170,7 +170,7 @@ static void claim(struct sim_driver *driver)
     acquire(driver, 0);
 }
 
-/* Renews the lease by Cancel of a request that nobody has: a fenced call like any other. */
+/* Renews the lease by Cancel of an unknown request: a fenced call like any other. */
 static void keep_alive(void *user)
 {
     struct sim_driver *driver = user;
@@ -193,7 +193,7 @@ static void keep_alive(void *user)
 
 /* --- calls --- */
 
-/* What became of the call is not known: the tag is not used again. */
+/* The outcome of the call is unknown: the tag is not used again. */
 static void give_up_call(struct sim_driver *driver)
 {
     release(driver);
@@ -203,7 +203,7 @@ static void give_up_call(struct sim_driver *driver)
 static void on_accepted(void *user, int32_t rank, bool is_replayed);
 static void on_end(void *user, int32_t rank, rk_code_t code, const char *reason, uint64_t tag);
 
-/* Every second call has columns: a generation. The bytes are the network's. */
+/* Every second call has columns, like a generation. The network provides the bytes. */
 static void add_input(struct rk_execute_header *header)
 {
     static const int64_t matrix[] = {1, 4}, vector[] = {1};
@@ -304,7 +304,7 @@ static void on_accepted(void *user, int32_t rank, bool is_replayed)
     commit_all(driver);
 }
 
-/* What a driver does between calls: rewards, plans. */
+/* Work of a driver between calls: rewards, plans. */
 static void on_pause_over(void *user)
 {
     struct sim_driver *driver = take_ticket(user);
@@ -313,7 +313,7 @@ static void on_pause_over(void *user)
         begin_call(driver);
 }
 
-/* All ranks said OK: then the mutation is there, once on each. */
+/* All ranks returned OK: the mutation must have been applied once on each. */
 static void succeed(struct sim_driver *driver)
 {
     sim->num_succeeded++;
@@ -324,12 +324,12 @@ static void succeed(struct sim_driver *driver)
         driver->next_seq[rank]++;
     }
     driver->num_left--;
-    driver->attempt++; /* the timers of this call are void */
+    driver->attempt++; /* the timers of this call are invalid */
     close_streams(driver);
     sim_at(sim->has_faults ? sim_between_ns(0, 6000) : 0, on_pause_over, make_ticket(driver));
 }
 
-/* The stream broke. Before the commit nothing has happened, after it the request is repeated. */
+/* The stream broke. Before the commit the call has no effect; after it the request is repeated. */
 static void on_broken(struct sim_driver *driver, int32_t rank)
 {
     if (++driver->num_retries > RETRIES_MAX) {

@@ -1,6 +1,6 @@
 /* Calls of the daemon (daemon/rpc_internal.h) over the simulated network. Messages of one stream keep their
- * order, as on a connection; streams and small calls overtake each other. A link that is cut is noticed by
- * each side on its own, up to the time that a keepalive takes. */
+ * order, as on a connection; streams and small calls are reordered. Each side detects a broken link
+ * independently, within the time of a keepalive. */
 #include <string.h>
 
 #include <grpc/byte_buffer.h>
@@ -18,33 +18,33 @@ struct rk_call {
     struct sim_daemon *host;
     struct rk_call *next;
     const struct rk_rpc_handler *handler;
-    struct sim_stream *stream; /* the driver's side; NULL: nobody listens */
+    struct sim_stream *stream; /* the driver's side; NULL: closed */
     struct rk_arena *arena;
     void *user;
     struct grpc_byte_buffer *incoming[MESSAGES_MAX]; /* not read yet */
     int num_incoming, num_events;
     bool is_half_closed, is_reading, is_sending, is_finished, is_closed, has_ended;
-    struct rk_status *status; /* of the end, while it waits for what is being sent */
+    struct rk_status *status; /* of the end, while it waits for pending sends */
 };
 
 /* The driver's side. Owned by the driver, which closes it; freed when no event is left. */
 struct sim_stream {
     int32_t rank;
-    struct rk_call *call; /* NULL: not there yet, or gone */
+    struct rk_call *call; /* NULL: not created yet, or freed */
     struct rk_str header; /* packed */
     struct sim_stream_hooks hooks;
-    uint64_t generation; /* of the daemon that it reached */
-    int64_t last_ns;     /* when the newest message to the daemon arrives */
-    int64_t back_ns;     /* and that to the driver */
+    uint64_t generation; /* of the daemon process that it reached */
+    int64_t last_ns;     /* arrival time of the newest message to the daemon */
+    int64_t back_ns;     /* and of that to the driver */
     int num_events;
     uint64_t tag;
-    bool is_cut, is_closed, has_end, is_copy; /* is_copy: a repetition that nobody asked for */
-    bool commits;                             /* a copy that goes on to Commit */
+    bool is_cut, is_closed, has_end, is_copy; /* is_copy: an unrequested repetition */
+    bool commits;                             /* a copy that includes the Commit */
     int64_t num_tensors;                      /* of the body */
     uint64_t tensor_bytes[SIM_TENSORS];
 };
 
-/* A message on its way. */
+/* A message in flight. */
 struct parcel {
     struct sim_stream *stream;
     struct rk_call *call;
@@ -94,7 +94,7 @@ bool rk_call_is_sending(const struct rk_call *call)
     return call->is_sending;
 }
 
-/* When nothing can come any more: the handler's last call, then the memory. */
+/* When no more events can arrive: calls the handler a last time, then frees the memory. */
 static void settle(struct rk_call *call)
 {
     struct rk_call **link = &call->host->calls;
@@ -202,7 +202,7 @@ static void arrive_at_driver(void *user)
     rk_free(parcel);
 }
 
-/* Behind everything that is on its way already. */
+/* After all messages in flight. */
 static void post_to_driver(struct rk_call *call, struct parcel *parcel)
 {
     struct sim_stream *stream = call->stream;
@@ -254,7 +254,7 @@ static void on_closed(void *user)
     settle(call);
 }
 
-/* The daemon hears that the call is over. */
+/* Notifies the daemon later that the call is over. */
 static void close_later(struct rk_call *call, int64_t delay_ns)
 {
     call->num_events++;
@@ -288,7 +288,7 @@ void rk_call_send_last(struct rk_call *call, struct grpc_byte_buffer *message)
 
 void rk_call_defer(struct rk_call *call)
 {
-    RK_ASSERT(!call); /* Configure is not part of this */
+    RK_ASSERT(!call); /* Configure is not simulated */
 }
 
 void rk_call_answer(struct rk_call *call, struct rk_status *st, const struct rk_str *reply)
@@ -329,7 +329,7 @@ static void notice_cut(void *user)
     free_stream(stream);
 }
 
-/* Nothing gets through any more; each side learns it in its own time. */
+/* No more messages arrive; each side detects it at its own time. */
 static void cut(struct sim_stream *stream, int64_t daemon_ns, int64_t driver_ns)
 {
     if (stream->is_cut)
@@ -352,7 +352,7 @@ void sim_net_cut_daemon(struct sim_daemon *host)
         next = call->next;
         if (call->stream && !call->stream->is_copy)
             cut(call->stream, 0, sim_between_ns(1, 8000));
-        /* The process is gone: what it held is freed now, its events find nothing to do. */
+        /* The process has crashed: its memory is freed now, and its pending events do nothing. */
         call->is_closed = true;
         if (!call->has_ended) {
             call->has_ended = true;
@@ -391,7 +391,7 @@ static void deliver(struct sim_stream *stream, struct parcel *parcel)
     RK_ASSERT(stream->call->num_incoming < MESSAGES_MAX);
     wake_reader(stream->call);
     if (parcel->kind == RK_EXECUTE_HEADER && stream->is_copy && stream->commits)
-        sim_stream_commit(stream); /* behind the body, which is on its way */
+        sim_stream_commit(stream); /* after the body, which is in flight */
 }
 
 static void arrive_at_daemon(void *user)
@@ -492,7 +492,7 @@ static void begin_copy(void *user)
     copy->num_events--;
     post_to_daemon(copy, RK_EXECUTE_HEADER, &copy->header);
     post_body(copy);
-    if (!copy->commits) { /* it hangs for a while, and goes */
+    if (!copy->commits) { /* it is idle for a while, and is then closed */
         struct parcel *parcel = rk_calloc(1, sizeof(*parcel));
 
         copy->num_events++;
@@ -502,7 +502,7 @@ static void begin_copy(void *user)
     }
 }
 
-/* The same stream once more, at any time later: a proxy's, or a driver's that was thought to be dead. */
+/* Repeats the stream at a random later time, like a proxy, or a driver that was believed dead. */
 static void maybe_copy(const struct sim_stream *stream)
 {
     static const struct sim_stream_hooks nobody = {.on_accepted = ignore_accepted, .on_end = ignore_end};
@@ -636,9 +636,9 @@ void sim_unary(int32_t rank, const struct rk_rpc_handler *handler, const struct 
 
     *small = (struct small){.rank = rank, .handler = handler, .on_reply = on_reply, .user = user};
     rk_str_append_bytes(&small->request, request->text, request->bytes);
-    if (sim_chance(0.05)) /* once more, later */
+    if (sim_chance(0.05)) /* repeated later */
         sim_at(sim_between_ns(0, 20000), run_small, copy_small(small));
-    if (sim_chance(0.05)) { /* the answer is lost, and the request perhaps not */
+    if (sim_chance(0.05)) { /* the reply is lost, and the request possibly not */
         if (sim_chance(0.5))
             sim_at(sim_delay_ns(), run_small, copy_small(small));
         sim_at(sim_between_ns(1, 8000), lose, small);

@@ -33,7 +33,7 @@ static struct rk_status *check(const struct rk_auth *auth, const char *header, c
     return rk_auth_check(auth, &given, needed);
 }
 
-/* Goal: what each role may do, and what no token may. */
+/* Goal: the permissions of each role, and of calls without a token. */
 static void test_rk_auth_check_roles(void **state)
 {
     static const struct {
@@ -76,8 +76,8 @@ static void test_rk_auth_check_roles(void **state)
     rk_free(path);
 }
 
-/* Goal: a token that is bound to a certificate counts with that one only; a certificate that has a role needs
- * no token; names count as a whole. */
+/* Goal: a token that is bound to a certificate is only valid with that one; a certificate with a role needs
+ * no token; names must match as a whole. */
 static void test_rk_auth_check_certificates(void **state)
 {
     static const struct {
@@ -130,7 +130,8 @@ static void test_rk_auth_check_without_file_allows_everything(void **state)
     rk_auth_destroy(auth);
 }
 
-/* Goal: a file that is not a list of good tokens is refused with the line, and its text is not repeated. */
+/* Goal: a file that is not a list of valid tokens is rejected with the line number, and its text is not
+ * printed. */
 static void test_rk_auth_create_bad_text_is_refused(void **state)
 {
     static const struct {
@@ -166,7 +167,7 @@ static void test_rk_auth_create_bad_text_is_refused(void **state)
     }
 }
 
-/* Goal: files that others can touch, or that are not files, are refused. */
+/* Goal: files that other users can access, or that are not regular files, are rejected. */
 static void test_rk_auth_create_bad_file_is_refused(void **state)
 {
     static const mode_t bad_modes[] = {0640, 0604, 0620, 0666, 0610};

@@ -11,7 +11,7 @@
 
 #define HOST_WITHOUT_ANSWER "nobody-answers.test"
 
-/* In place of the C library's: a name server that cannot be reached, for one name. */
+/* Replaces the C library's function: simulates an unreachable name server for one name. */
 int getaddrinfo(const char *restrict node, const char *restrict service,
                 const struct addrinfo *restrict hints, struct addrinfo **restrict result)
 {
@@ -39,7 +39,7 @@ static struct rk_status *load(struct rk_settings *settings, const char *file, co
     return st;
 }
 
-/* Goal: the defaults are the documented ones: loopback, an ephemeral port, no tokens, nothing kept on disk.
+/* Goal: the defaults are the documented ones: loopback, an ephemeral port, no tokens, no state on disk.
  */
 static void test_rk_settings_init_defaults(void **state)
 {
@@ -66,7 +66,7 @@ static void test_rk_settings_init_defaults(void **state)
     rk_settings_fini(&settings);
 }
 
-/* Goal: under a service manager, socket and state go where it says. */
+/* Goal: under a service manager, socket and state are in its directories. */
 static void test_rk_settings_init_service_directories(void **state)
 {
     struct rk_settings settings;
@@ -109,7 +109,7 @@ static void test_rk_settings_init_flags_win(void **state)
     rk_settings_fini(&settings);
 }
 
-/* Goal: every kind of wrong value is refused with the key, and where a file is wrong with the line. */
+/* Goal: every kind of invalid value is rejected with the key and, in a file, the line. */
 static void test_rk_settings_init_bad_values_are_refused(void **state)
 {
     static const struct {
@@ -152,7 +152,7 @@ static void test_rk_settings_init_bad_values_are_refused(void **state)
     }
 }
 
-/* Loads a file that holds `text`: every one of `lines` must be named. */
+/* Loads a file with `text`: the error must name all of `lines`. */
 static void assert_names_lines(const char *text, const char *const *lines, size_t num_lines)
 {
     char *path = rk_test_temp_path("rankd.json");
@@ -185,7 +185,7 @@ static void test_rk_settings_init_bad_file_names_every_line(void **state)
                  "/nonexistent/rankd.json");
 }
 
-/* Goal: what only reading shows is reported together as well, each with its line. */
+/* Goal: errors in the meaning of values are also reported together, each with its line. */
 static void test_rk_settings_init_bad_meanings_are_named_together(void **state)
 {
     static const char text[] = "{\n"
@@ -208,8 +208,8 @@ static void test_rk_settings_init_bad_meanings_are_named_together(void **state)
     assert_names_lines(text, lines, RK_ARRAY_LEN(lines));
 }
 
-/* Goal: a name that cannot be resolved now may be resolved later, so it is an error that passes: unless
- * something else is wrong, too. */
+/* Goal: a name that cannot be resolved now may be resolved later, so it is a temporary error, unless there
+ * are other errors. */
 static void test_rk_settings_init_name_server_away_is_unavailable(void **state)
 {
     static const char *const overrides[] = {"rpc.listen=" HOST_WITHOUT_ANSWER ":7000", "device="};
@@ -224,7 +224,7 @@ static void test_rk_settings_init_name_server_away_is_unavailable(void **state)
     assert_fails(load(&settings, NULL, overrides, 2), RK_INVALID_ARGUMENT, "device: expected NAME");
 }
 
-/* Goal: whoever listens on every address has to say the one that peers are told. */
+/* Goal: listening on a wildcard address requires comm.listen. */
 static void test_rk_settings_init_wildcard_needs_comm_listen(void **state)
 {
     static const char *const overrides[] = {"rpc.listen=0.0.0.0:7000", "rpc.insecure=true",
@@ -238,8 +238,8 @@ static void test_rk_settings_init_wildcard_needs_comm_listen(void **state)
     rk_settings_fini(&settings);
 }
 
-/* Goal: with certificates peers are told the host of rpc.listen as it is written, since a certificate may be
- * for that and not for its address; the keys of TLS come together or not at all. */
+/* Goal: with certificates peers get the host of rpc.listen as written, because the certificate may be for the
+ * name and not the address; the TLS keys must be given together. */
 static void test_rk_settings_init_tls(void **state)
 {
     static const char *const right[] = {"rpc.listen=[2001:DB8::1]:7000", "rpc.tls_cert=/c", "rpc.tls_key=/k",
@@ -267,7 +267,7 @@ static void test_rk_settings_init_tls(void **state)
     assert_fails(load(&settings, NULL, empty, 2), RK_INVALID_ARGUMENT, "rpc.tls_cert: expected a path");
 }
 
-/* Goal: a reload changes what is marked so and nothing else. */
+/* Goal: a reload changes only reloadable keys. */
 static void test_rk_settings_reload_keeps_fixed_values(void **state)
 {
     static const char *const overrides[] = {"lease.grace=1s", "log.level=warn", "slot=9", "device=cuda:1"};

@@ -23,7 +23,7 @@ static bool next(struct rk_feed *feed, const struct rk_feed_filter *filter, uint
     return is_found;
 }
 
-/* Goal: what was added comes out with its number, kind, text and fields, in order, once for each reader. */
+/* Goal: every reader gets all events once, in order, with number, kind, text and fields. */
 static void test_feed_readers_get_every_event_in_order(void **state)
 {
     struct rk_meta_entry fields[] = {RK_FEED_TEXT("from", "READY"), RK_FEED_INT("n", 7)};
@@ -57,7 +57,7 @@ static void test_feed_readers_get_every_event_in_order(void **state)
     rk_arena_destroy(arena);
 }
 
-/* Goal: a filter takes kinds, and of log lines the level; what it leaves out is no gap. */
+/* Goal: a filter selects kinds, and the level of log lines; filtered events are not gaps. */
 static void test_feed_filter_takes_kinds_and_levels(void **state)
 {
     static const char *const kinds[] = {"log", "lease"};
@@ -95,7 +95,7 @@ static void test_feed_filter_takes_kinds_and_levels(void **state)
     rk_arena_destroy(arena);
 }
 
-/* Goal: a reader that is too late hears first how many it missed, by count and by bytes. */
+/* Goal: a slow reader first gets the number of missed events, for limits of count and of bytes. */
 static void test_feed_late_reader_gets_a_gap(void **state)
 {
     struct rk_arena *arena = rk_arena_create(4096, 0);
@@ -130,7 +130,7 @@ static void test_feed_late_reader_gets_a_gap(void **state)
     rk_arena_destroy(arena);
 }
 
-/* Goal: any bytes of a log line become a message that others can read, and its length is bounded. */
+/* Goal: every log line gives a valid message of bounded length. */
 static void test_feed_hostile_text_stays_readable(void **state)
 {
     struct rk_arena *arena = rk_arena_create(4096, 0);
@@ -162,7 +162,7 @@ static void count_wake(void *user)
     num_wakes++;
 }
 
-/* Goal: one wake-up stands for any number of events, and nobody is woken while nobody waits. */
+/* Goal: one wake-up is sent for any number of events, and none without a waiting reader. */
 static void test_feed_wakes_once(void **state)
 {
     struct rk_feed *feed = rk_feed_create();
@@ -192,7 +192,7 @@ static void *write_many(void *user)
     return NULL;
 }
 
-/* Goal: with several writers every event is read or counted as lost, and numbers rise without holes. */
+/* Goal: with several writers every event is read or counted as lost, and numbers are consecutive. */
 static void test_feed_writers_lose_nothing_uncounted(void **state)
 {
     struct rk_feed *feed = rk_feed_create();

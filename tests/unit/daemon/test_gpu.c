@@ -1,4 +1,4 @@
-/* Figures of a GPU, from a library that stands for NVML (tests/support/fake_nvml.c). */
+/* Figures of a GPU, from the fake NVML (tests/support/fake_nvml.c). */
 #include "tests/support/test.h"
 
 #include <string.h>
@@ -49,7 +49,7 @@ static void test_rk_gpu_figures_have_base_units(void **state)
     assert_int_equal(sample.xids[0].count, 2);
     assert_int_equal(sample.xids[1].xid, 1);
     assert_int_equal(sample.xids[1].count, 1);
-    assert_int_equal(sample.xids[RK_GPU_XIDS].xid, 0); /* the rest of 1 to 20 */
+    assert_int_equal(sample.xids[RK_GPU_XIDS].xid, 0); /* the others of 1 to 20 */
     assert_int_equal(sample.xids[RK_GPU_XIDS].count, 5);
     rk_gpu_destroy(gpu);
 }
@@ -70,7 +70,7 @@ static void test_rk_gpu_what_is_not_told_is_left_out(void **state)
     rk_gpu_destroy(gpu);
 }
 
-/* Goal: who asks does not wait for a driver that takes long; until it has answered nothing is fresh. */
+/* Goal: queries do not wait for a slow driver; until it responds no figure is current. */
 static void test_rk_gpu_slow_driver_holds_nobody_up(void **state)
 {
     struct rk_gpu_sample sample;

@@ -1,4 +1,4 @@
-/* What a daemon tells about its place in the meshes of the roles. */
+/* The daemon's report of its place in the meshes of the roles. */
 #include <stdio.h>
 
 #include "base/rk_compiler.h"
@@ -16,7 +16,7 @@ static void put_role(struct rk_group *group, const char *role, const struct rk_m
     group->num_roles++;
 }
 
-/* Goal: a rank tells its coordinates in every mesh that it stands in, and no other. Method: actor on all
+/* Goal: a rank reports its coordinates in exactly the meshes that it belongs to. Method: actor on all
  * ranks, ref on the upper two. */
 static void test_rk_group_describe_lists_meshes_of_the_rank(void **state)
 {

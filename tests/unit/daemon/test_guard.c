@@ -1,4 +1,4 @@
-/* The guard without gRPC: the test has the other end of its socket pairs. */
+/* The guard without gRPC: the test controls the other end of its socket pairs. */
 #include "daemon/guard_internal.h"
 
 #include <poll.h>
@@ -16,12 +16,12 @@
 #define WAIT_MS     10000
 #define LARGE_BYTES (1 << 20)
 #define LOG_BYTES   4096
-#define NUM_CUT     40 /* connections; more than the log takes lines of one place in a second */
+#define NUM_CUT     40 /* connections; more than the log's limit of lines per call site and second */
 
 struct bench {
     struct rk_listen listen;
     struct rk_guard *guard;
-    int given[2]; /* a pipe: numbers of the sockets that "gRPC" was given */
+    int given[2]; /* a pipe: descriptors of the sockets that "gRPC" was given */
 };
 
 /* The guard's thread. */
@@ -50,7 +50,7 @@ static void stop(struct bench *bench)
     close(bench->given[1]);
 }
 
-/* -1 when none comes in that time. */
+/* -1 if none arrives within that time. */
 static int take_given(struct bench *bench, int timeout_ms)
 {
     struct pollfd poller = {.fd = bench->given[0], .events = POLLIN};
@@ -61,7 +61,7 @@ static int take_given(struct bench *bench, int timeout_ms)
     return fd;
 }
 
-/* A client that has greeted, and the socket on gRPC's side. */
+/* A client that has sent its preface, and the socket on gRPC's side. */
 static int connect_peer(struct bench *bench, int *core_fd)
 {
     int fd = h2_connect(rk_guard_address(bench->guard));
@@ -91,7 +91,8 @@ static void read_all(int fd, char *out, size_t bytes)
     }
 }
 
-/* Goal: what either side sends arrives at the other, in order and whole, and each end is the other's end. */
+/* Goal: bytes of either side arrive at the other, complete and in order, and closing one side closes the
+ * other. */
 static void test_guard_relays_both_ways(void **state)
 {
     struct rk_str up = {0}, down = {0};
@@ -111,7 +112,7 @@ static void test_guard_relays_both_ways(void **state)
     h2_open_call(&up, 1, "/a", NULL);
     h2_frame(&up, H2_DATA, H2_END_STREAM, 1, payload, LARGE_BYTES - 1000);
     h2_frame(&down, H2_DATA, H2_END_STREAM, 1, payload, LARGE_BYTES - 2000);
-    for (size_t i = 0; i < 2; i++) { /* in parts, since nobody reads meanwhile */
+    for (size_t i = 0; i < 2; i++) { /* in parts, because no thread reads meanwhile */
         struct rk_str *sent = i == 0 ? &up : &down;
         int from = i == 0 ? client_fd : core_fd, to = i == 0 ? core_fd : client_fd;
         size_t part = 50000;
@@ -137,8 +138,8 @@ static void test_guard_relays_both_ways(void **state)
     rk_free(got);
 }
 
-/* Goal: a full guard drops strangers for who comes, the oldest first, and never one that has shown a right to
- * call; when all have, it refuses and counts it. */
+/* Goal: a full guard closes unauthenticated connections for new ones, the oldest first, and never an
+ * authenticated one; if all are authenticated, it rejects and counts new ones. */
 static void test_guard_full_drops_strangers_only(void **state)
 {
     int clients[RK_GUARD_CONNECTIONS_MIN], cores[RK_GUARD_CONNECTIONS_MIN], fd, core_fd;
@@ -184,8 +185,8 @@ static void test_guard_full_drops_strangers_only(void **state)
     stop(&bench);
 }
 
-/* Goal: who breaks a rule is told so and not read any more, while gRPC sees the end at once; who speaks
- * another protocol is gone at once; after the listener is closed nobody is taken. */
+/* Goal: a peer that violates a rule gets GOAWAY and is no longer read, while gRPC sees the end at once; a
+ * peer with another protocol is closed at once; after the listener is closed no connection is accepted. */
 static void test_guard_cuts_and_closes(void **state)
 {
     struct rk_str bytes = {0};
@@ -216,7 +217,7 @@ static void test_guard_cuts_and_closes(void **state)
     assert_int_equal(take_given(&bench, 0), -1);
     close(fd);
 
-    fd = h2_connect(rk_guard_address(bench.guard)); /* accepted, but too late with its greeting */
+    fd = h2_connect(rk_guard_address(bench.guard)); /* accepted, but too late with its preface */
     while (stats.num_accepted < 3)
         rk_guard_get_stats(bench.guard, &stats);
     rk_guard_close_listener(bench.guard);
@@ -239,7 +240,7 @@ static void count_warning(rk_log_level_t level, const char *line, void *user)
         snprintf(text + strlen(text), LOG_BYTES - strlen(text), "%s\n", line);
 }
 
-/* Goal: connections of one peer that break the same rule are all counted, and two lines of the log: the first
+/* Goal: connections of one peer that violate the same rule are all counted, and give two log lines: the first
  * at once, the number of the others later. */
 static void test_guard_counts_all_and_logs_few(void **state)
 {

@@ -1,4 +1,4 @@
-/* The log lines of connections that the guard ends, on a clock of the test's. */
+/* The log lines of connections that the guard ends, with a simulated clock. */
 #include "daemon/guard_log_internal.h"
 
 #include <stdio.h>
@@ -45,8 +45,8 @@ static bool has(const struct lines *lines, const char *text)
     return lines->text.text && strstr(lines->text.text, text);
 }
 
-/* Goal: a thousand connections of an address in an interval are two lines, and the second has the exact
- * count. Other reasons and other addresses have lines of their own; another port is no other address. */
+/* Goal: a thousand connections of an address in an interval give two lines, the second with the exact count.
+ * Other reasons and addresses have separate lines; the port does not matter. */
 static void test_an_address_has_one_line_an_interval(void **state)
 {
     struct rk_guard_log *log = rk_calloc(1, sizeof(*log));
@@ -78,8 +78,8 @@ static void test_an_address_has_one_line_an_interval(void **state)
     rk_free(log);
 }
 
-/* Goal: an attack that goes on has one line an interval; when an interval passes without it, the next
- * connection has a line again. */
+/* Goal: a continued attack has one line per interval; after an interval without it, the next connection has a
+ * line again. */
 static void test_a_long_attack_has_one_line_an_interval(void **state)
 {
     struct rk_guard_log *log = rk_calloc(1, sizeof(*log));
@@ -103,8 +103,8 @@ static void test_a_long_attack_has_one_line_an_interval(void **state)
     rk_free(log);
 }
 
-/* Goal: neither many addresses nor many reasons fill the log or the memory: beyond the rows they share one,
- * and the counts at the end add up. */
+/* Goal: many addresses or reasons exhaust neither log nor memory: beyond the number of rows they share one,
+ * and the final counts are exact. */
 static void test_many_addresses_share_a_row(void **state)
 {
     const int num_peers = 5000;
@@ -120,14 +120,14 @@ static void test_many_addresses_share_a_row(void **state)
         snprintf(peer, sizeof(peer), "10.0.%d.%d:7", i / 250, i % 250);
         rk_guard_log_note(log, "cut", peer, RULE, BEGIN_NS);
     }
-    assert_true(lines.count <= 10); /* what the log takes of one place in a second */
+    assert_true(lines.count <= 10); /* the log's limit of lines per call site and second */
     rk_guard_log_flush(log, BEGIN_NS + SECOND_NS);
     found = strstr(lines.text.text, "ended peer=(others): ");
     assert_non_null(found);
     assert_int_equal(sscanf(found, "ended peer=(others): %lld more", &rest), 1);
     assert_int_equal(rest, num_peers - RK_GUARD_LOG_ROWS - 1);
 
-    for (int i = 0; i < RK_GUARD_LOG_ROWS; i++) { /* more rows than the end has lines for */
+    for (int i = 0; i < RK_GUARD_LOG_ROWS; i++) { /* more rows than lines at the end */
         snprintf(peer, sizeof(peer), "10.1.0.%d:7", i);
         for (int j = 0; j < 3; j++)
             rk_guard_log_note(log, "cut", peer, RULE, BEGIN_NS);

@@ -43,7 +43,7 @@ static void greet(struct side *side)
     assert_true(side->filter.is_greeted);
 }
 
-/* --- what a peer says after its greeting --- */
+/* --- frames after the preface --- */
 
 static void say_call(struct rk_str *out)
 {
@@ -206,8 +206,8 @@ static const struct {
     {"window updates", say_updates, RK_H2_WAIT, NULL},
 };
 
-/* Goal: what libraries send passes, what no library sends is cut with the rule, and what would be work
- * without an end is held back. Method: each sequence after a greeting, in one piece and byte by byte. */
+/* Goal: frames of libraries pass, frames that no library sends are rejected with the rule, and unbounded work
+ * is throttled. Method: each sequence after a preface, in one piece and byte by byte. */
 static void test_filter_client_of_sequences_has_the_verdict(void **state)
 {
     (void)state;
@@ -246,8 +246,8 @@ static void test_filter_client_of_sequences_has_the_verdict(void **state)
     }
 }
 
-/* Goal: who does not begin as HTTP/2 does is cut at the first byte that differs, and who begins slowly, or
- * leaves a block unfinished, when the time is over. */
+/* Goal: a peer without the HTTP/2 preface is rejected at the first different byte, and one that sends the
+ * preface slowly, or leaves a block unfinished, after the timeout. */
 static void test_filter_client_of_other_protocols_is_cut(void **state)
 {
     static const char *const texts[] = {"GET / HTTP/1.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r ",
@@ -277,7 +277,7 @@ static void test_filter_client_of_other_protocols_is_cut(void **state)
     assert_int_equal(rk_h2_filter_tick(&side.filter, 106 * SECOND_NS), RK_H2_CUT);
 }
 
-/* Passes as many resets as it can at that time; returns their number. */
+/* Sends as many resets as pass at that time; returns their number. */
 static int count_resets(struct side *side, uint32_t *stream, int64_t now_ns)
 {
     int count = 0;
@@ -296,8 +296,8 @@ static int count_resets(struct side *side, uint32_t *stream, int64_t now_ns)
     return count;
 }
 
-/* Goal: a peer that is trusted may reset a burst of calls, then so many a second; strangers share what there
- * is, but for the first of each. */
+/* Goal: an authenticated peer may reset a burst of calls, then a limited number per second; unauthenticated
+ * peers share a limit, except for the first reset of each. */
 static void test_filter_client_of_resets_is_held_back(void **state)
 {
     struct side side;
@@ -326,7 +326,7 @@ static void test_filter_client_of_resets_is_held_back(void **state)
     assert_true(other.wait_until_ns > 0);
 }
 
-/* What the server says of a stream. */
+/* A frame of the server for a stream. */
 static void answer(struct side *side, int type, int flags, uint32_t stream, const char *payload, size_t bytes)
 {
     struct rk_str frame = {0};
@@ -342,8 +342,8 @@ static void answer(struct side *side, int type, int flags, uint32_t stream, cons
     rk_str_fini(&frame);
 }
 
-/* Goal: calls that the server ends cost nothing, however many and however the client takes leave of them;
- * those that it resets for an error cost as a reset by the client does. */
+/* Goal: calls that the server ends are not counted, for any number and for every way in which the client
+ * closes them; those that it resets with an error count like a reset by the client. */
 static void test_filter_server_of_ends_makes_room(void **state)
 {
     struct rk_str bytes = {0};

@@ -36,7 +36,7 @@ static struct rk_lease granted(void)
     return lease;
 }
 
-/* Goal: every reason to refuse a lease, and the cases next to it that are granted. */
+/* Goal: every reason to reject a lease, and similar cases that are granted. */
 static void test_rk_lease_check_acquire_cases(void **state)
 {
     static const struct {
@@ -112,8 +112,8 @@ static void test_rk_lease_check_acquire_cases(void **state)
     }
 }
 
-/* Goal: only the driver that holds a live lease gets it again without takeover, under a higher epoch; the key
- * proves that it is the same, not its name. */
+/* Goal: only the driver that holds a valid lease gets it again without takeover, with a higher epoch; the key
+ * identifies the driver, not its name. */
 static void test_rk_lease_check_acquire_by_the_same_driver(void **state)
 {
     static const uint8_t key_a[RK_LEASE_KEY_BYTES] = {7}, key_b[RK_LEASE_KEY_BYTES] = {8};
@@ -154,7 +154,7 @@ static void test_rk_lease_check_acquire_by_the_same_driver(void **state)
     }
 }
 
-/* Goal: a driver's name can be shown on a terminal. */
+/* Goal: a driver's name is safe to print on a terminal. */
 static void test_rk_lease_check_acquire_driver_names(void **state)
 {
     static const struct {
@@ -232,7 +232,7 @@ static void test_rk_lease_check_bad_fence_is_refused(void **state)
     rk_status_free(st);
 }
 
-/* Goal: a lease lapses once, its grace period ends once, counted from the moment it lapsed and not from the
+/* Goal: a lease expires once and its grace period ends once, counted from the expiry and not from the
  * tick. */
 static void test_rk_lease_tick_reports_each_event_once(void **state)
 {
@@ -247,7 +247,7 @@ static void test_rk_lease_tick_reports_each_event_once(void **state)
     assert_int_equal(rk_lease_tick(&lease, TTL_MS + 10 * GRACE_MS, GRACE_MS), RK_LEASE_NOTHING);
 }
 
-/* Goal: a grant inside the grace period saves the models. */
+/* Goal: a grant within the grace period keeps the models. */
 static void test_rk_lease_grant_ends_grace(void **state)
 {
     struct rk_acquire_lease_request request = request_of("b", 6);
@@ -261,7 +261,7 @@ static void test_rk_lease_grant_ends_grace(void **state)
     assert_true(rk_lease_is_live(&lease, 1000 + GRACE_MS));
 }
 
-/* Goal: the TTL is the driver's wish inside the limits, or the default. */
+/* Goal: the TTL is the requested one within the limits, or the default. */
 static void test_rk_lease_grant_ttl_is_clamped(void **state)
 {
     static const struct {
@@ -362,7 +362,7 @@ static void model_acquire(struct model *model, int who, uint64_t epoch, bool tak
     model->num_committed = 0;
 }
 
-/* A fenced call of any driver, with the fence it has, however old. True when it got through. */
+/* A fenced call of any driver with its fence, which may be old. Returns whether it was accepted. */
 static bool model_call(struct model *model, int who)
 {
     struct driver *driver = &model->drivers[who];
@@ -423,7 +423,7 @@ static void model_step(struct model *model, struct rk_rng *rng)
     assert_int_equal(model->lease.committed_seq, model->num_committed);
 }
 
-/* Goal: at any time at most the last granted driver gets through, epochs only grow, numbers are used without
+/* Goal: at any time only calls of the last granted driver are accepted, epochs only increase, numbers have no
  * gaps. Method: random histories of four drivers with a virtual clock, compared step by step with a model
  * that remembers who was granted what and when it was last heard. */
 static void test_rk_lease_random_histories_follow_the_model(void **state)

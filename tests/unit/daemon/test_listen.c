@@ -13,7 +13,7 @@
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa" \
     "aaaaa"
 
-/* Goal: which addresses are understood, and which of them are local. */
+/* Goal: valid addresses, and which of them are local. */
 static void test_rk_listen_parse_good_addresses(void **state)
 {
     static const struct {
@@ -73,7 +73,7 @@ static void test_rk_listen_parse_bad_addresses_are_refused(void **state)
     }
 }
 
-/* Goal: what others can reach needs a wish. */
+/* Goal: addresses reachable from other hosts require TLS or --insecure. */
 static void test_rk_listen_is_same_cases(void **state)
 {
     static const struct {
@@ -155,7 +155,7 @@ static void test_rk_listen_check_policy_cases(void **state)
     }
 }
 
-/* Goal: the probe tells a taken address from an impossible one. */
+/* Goal: the probe distinguishes an address in use from an invalid one. */
 static void test_rk_listen_probe_says_why(void **state)
 {
     struct sockaddr_un taken = {.sun_family = AF_UNIX, .sun_path = "\0rankd-probe-test"};

@@ -15,7 +15,7 @@ static void test_rk_lock_take_second_is_refused_until_released(void **state)
 
     (void)state;
     assert_ok(rk_lock_take(&first, path, 0xabcd));
-    st = rk_lock_take(&second, path, 1); /* another open file: as another process */
+    st = rk_lock_take(&second, path, 1); /* another open file description: like another process */
     assert_null(second);
     assert_string_equal(rk_status_reason(st), "LOCK_HELD");
     assert_fails(st, RK_FAILED_PRECONDITION, path);
@@ -50,7 +50,7 @@ static void test_rk_epoch_store_is_read_back(void **state)
     assert_int_equal(epoch, INT64_MAX);
 }
 
-/* Goal: a file that is not what was stored is an error, not an epoch of 0 that would let old drivers in. */
+/* Goal: a damaged file is an error, not an epoch of 0 that would admit old drivers. */
 static void test_rk_epoch_load_damaged_file_is_refused(void **state)
 {
     static const char *const cases[] = {"", "\n", "12x\n", "-1\n", "99999999999999999999\n", "1 2\n"};

@@ -1,4 +1,4 @@
-/* Counting for metrics.listen: the number of series stays bounded whatever is called, and nothing is lost. */
+/* Counting for metrics.listen: the number of series is bounded for all calls, and counts are exact. */
 #include "tests/support/test.h"
 
 #include <stdio.h>
@@ -59,8 +59,8 @@ static void test_count_call_by_code_and_time(void **state)
     assert_int_equal(metrics->rpcs[RK_RPC_COUNT].by_code[RK_UNIMPLEMENTED], 1);
 }
 
-/* Goal: the metrics of a call take the place of those of the one before, of that role and method only; a call
- * that failed leaves them. */
+/* Goal: the metrics of a call replace those of the previous call of the same role and method; a failed call
+ * does not change them. */
 static void test_count_job_keeps_the_last_metrics(void **state)
 {
     struct rk_job *job = new_job("actor", RK_METHOD_UPDATE_ACTOR);
@@ -90,7 +90,7 @@ static void test_count_job_keeps_the_last_metrics(void **state)
     assert_string_equal(metrics->failures[0].reason, "PEER_LOST");
 }
 
-/* Goal: tokens, first tokens and checkpoints of calls that succeeded add up; those that failed count nothing.
+/* Goal: tokens, first tokens and checkpoints of successful calls are summed; failed calls do not count.
  */
 static void test_count_job_tokens_and_checkpoints(void **state)
 {
@@ -115,7 +115,7 @@ static void test_count_job_tokens_and_checkpoints(void **state)
     for (int i = 0; i < 2; i++) {
         struct rk_job *job = new_job("actor", RK_METHOD_SAVE_CHECKPOINT);
 
-        job->call.checkpoint_bytes = i == 0 ? 1000 : 0; /* the second one goes on beside training */
+        job->call.checkpoint_bytes = i == 0 ? 1000 : 0; /* the second one continues during training */
         job->call.checkpoint_seconds = 2.5;
         end_job(job);
     }
@@ -124,7 +124,7 @@ static void test_count_job_tokens_and_checkpoints(void **state)
     assert_true(metrics->checkpoint_unix_ns > 0);
 }
 
-/* Goal: more roles, reasons and metrics than there is room for end in the series "other", or are left out. */
+/* Goal: more roles, reasons and metrics than the limit are counted in the series "other", or omitted. */
 static void test_count_job_series_are_bounded(void **state)
 {
     uint64_t calls = 0, failures = 0;

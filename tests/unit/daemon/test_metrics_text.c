@@ -1,4 +1,4 @@
-/* The Prometheus text format: compared with texts that were written by hand after its specification. */
+/* The Prometheus text format: compared with texts written by hand from its specification. */
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -27,7 +27,7 @@ static void test_put_int_help_and_type_come_once(void **state)
     assert_text(&out, HELP_UP "rankd_comm_up{x=\"1\"} 0\nrankd_comm_up{x=\"2\"} 18446744073709551615\n");
 }
 
-/* Goal: whatever a label holds, it stays one label of one line. */
+/* Goal: every label value is escaped to one label on one line. */
 static void test_put_int_labels_are_escaped(void **state)
 {
     const struct rk_metric_label labels[] = {
@@ -57,7 +57,7 @@ static void test_put_real_has_names_for_what_is_no_number(void **state)
                         "rankd_comm_up 1.5e+18\n");
 }
 
-/* Goal: buckets are cumulative and hold their bound; what is above the last bound is in +Inf only. */
+/* Goal: buckets are cumulative and include their bound; values above the last bound are only in +Inf. */
 static void test_put_histogram_buckets_are_cumulative(void **state)
 {
     static const struct rk_histogram_bounds bounds = {.num_bounds = 3, .bounds = {0.1, 1, 10}};

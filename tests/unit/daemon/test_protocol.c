@@ -1,5 +1,5 @@
-/* The driver's protocol over many seeds (sim.h): no mutation is lost or applied twice, whatever the network
- * and the processes do. RK_TEST_SEEDS sets how many seeds run, RK_TEST_SEED replays one. */
+/* The driver's protocol over many seeds (sim.h): no mutation is lost or applied twice, for all faults of
+ * network and processes. RK_TEST_SEEDS sets the number of seeds, RK_TEST_SEED replays one. */
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -15,9 +15,9 @@
 #include "tests/unit/daemon/sim.h"
 
 #define NUM_SEEDS    200
-#define DEFECT_SEEDS 400 /* in which each defect must show */
+#define DEFECT_SEEDS 400 /* within which each defect must be detected */
 
-/* A defect of the request table: no request is known. Linked over the product's function. */
+/* A defect of the request table: no request is known. Replaces the product's function at link time. */
 struct rk_status *__real_rk_requests_lookup(struct rk_request **out, const struct rk_requests *table,
                                             const void *id, const uint8_t digest[RK_SHA256_BYTES]);
 struct rk_status *__wrap_rk_requests_lookup(struct rk_request **out, const struct rk_requests *table,
@@ -53,7 +53,7 @@ static int64_t number_of(const char *name, int64_t fallback)
 static int set_up(void **state)
 {
     (void)state;
-    grpc_init(); /* for its buffers: nothing is connected */
+    grpc_init(); /* for its buffers: no connection is made */
     rk_log_set_level(RK_LOG_ERROR);
     return 0;
 }
@@ -65,9 +65,9 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* Goal: over all seeds every mutation is applied once where a driver was told so, at most once where it was
- * not, in the order of its numbers, under the lease of its driver; and when the faults are over a driver can
- * claim and work. */
+/* Goal: over all seeds every mutation is applied exactly once if its driver got a result, at most once
+ * otherwise, in the order of sequence numbers, under the lease of its driver; and after the faults a driver
+ * can claim and work. */
 static void test_protocol_keeps_its_promises(void **state)
 {
     int64_t first = number_of("RK_TEST_SEED", 1);
@@ -90,7 +90,7 @@ static void test_protocol_keeps_its_promises(void **state)
                   " links cut, %" PRId64 " streams repeated by the network, %" PRId64 " by drivers, %" PRId64
                   " crashes\n",
                   count, applied, succeeded, cut, repeated, retried, crashes);
-    /* The seeds exercise what they are for. */
+    /* The seeds cover all kinds of events. */
     if (count >= NUM_SEEDS) {
         assert_true(succeeded > count);
         assert_true(cut > count);
@@ -100,7 +100,7 @@ static void test_protocol_keeps_its_promises(void **state)
     }
 }
 
-/* Goal: the same seed does the same. */
+/* Goal: a seed is reproducible. */
 static void test_protocol_seed_replays(void **state)
 {
     int64_t orders[2], ends[2];
@@ -116,7 +116,7 @@ static void test_protocol_seed_replays(void **state)
     assert_int_equal(ends[0], ends[1]);
 }
 
-/* Runs the seed with the defect in a process of its own, since assertions of the product may find it first.
+/* Runs the seed with the defect in a separate process, because assertions of the product may detect it first.
  */
 static bool finds_defect(uint64_t seed, sim_defect_t defect)
 {
@@ -127,14 +127,14 @@ static bool finds_defect(uint64_t seed, sim_defect_t defect)
     if (pid == 0) {
         int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
 
-        dup2(null, STDERR_FILENO); /* what an assertion says */
+        dup2(null, STDERR_FILENO); /* output of assertions */
         _exit(sim_run(seed, defect) ? 0 : 1);
     }
     assert_int_equal(waitpid(pid, &status, 0), pid);
     return !WIFEXITED(status) || WEXITSTATUS(status) != 0;
 }
 
-/* Goal: the simulation is able to fail: each known defect is found within the first seeds. */
+/* Goal: the simulation can detect defects: each known one is found within the first seeds. */
 static void test_protocol_defects_are_found(void **state)
 {
     static const char *const names[SIM_DEFECT_COUNT] = {

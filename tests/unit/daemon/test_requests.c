@@ -38,7 +38,7 @@ static struct rk_request *add(struct rk_requests *table, uint32_t number)
     return request;
 }
 
-/* Goal: the five answers to a header: new, running, done, gone, another call. */
+/* Goal: the five results for a header: new, running, done, evicted, another call. */
 static void test_rk_requests_lookup_cases(void **state)
 {
     struct rk_requests table = new_table();
@@ -68,7 +68,7 @@ static void test_rk_requests_lookup_cases(void **state)
     assert_int_equal(num_destroyed, 1);
 }
 
-/* Goal: results go oldest first once their bytes exceed the limit; those without bytes stay. */
+/* Goal: results are evicted oldest first once their bytes exceed the limit; those without bytes are kept. */
 static void test_rk_requests_finish_evicts_oldest_results(void **state)
 {
     struct rk_requests table = new_table();
@@ -91,8 +91,7 @@ static void test_rk_requests_finish_evicts_oldest_results(void **state)
     rk_requests_clear(&table);
 }
 
-/* Goal: a result that is larger than everything the table may keep is not kept, and takes the others with it
- * at most as far as needed. */
+/* Goal: a result larger than the table's limit is not kept, and evicts others only as far as needed. */
 static void test_rk_requests_finish_too_large_result_expires_at_once(void **state)
 {
     struct rk_requests table = new_table();
@@ -106,7 +105,7 @@ static void test_rk_requests_finish_too_large_result_expires_at_once(void **stat
     rk_requests_clear(&table);
 }
 
-/* Goal: the table never grows, running entries are never evicted, and the byte count stays right.
+/* Goal: the table never grows, running entries are never evicted, and the byte count is exact.
  * Method: random adds and finishes with at most as many running as the daemon accepts. */
 static void test_rk_requests_add_random_load_keeps_running_entries(void **state)
 {

@@ -3,7 +3,8 @@
 #include "base/rk_compiler.h"
 #include "tests/support/test.h"
 
-/* Goal: where each combination of facts leads, by their rank: lost, draining, running, configured, model. */
+/* Goal: the state for each combination of facts, by precedence: lost, draining, running, configured,
+ * model. */
 static void test_rk_daemon_state_of_facts_have_ranks(void **state)
 {
     static const struct {
@@ -30,7 +31,7 @@ static void test_rk_daemon_state_of_facts_have_ranks(void **state)
     }
 }
 
-/* Goal: no way leads out of FAILED and STOPPED but to the end, and nothing but a start leads out of STARTING.
+/* Goal: FAILED and STOPPED only lead to the end, and STARTING is only left by a start.
  */
 static void test_rk_daemon_state_can_move_ends_are_final(void **state)
 {
@@ -46,9 +47,9 @@ static void test_rk_daemon_state_can_move_ends_are_final(void **state)
     assert_false(rk_daemon_state_can_move(RK_DAEMON_READY, RK_DAEMON_STOPPED));
 }
 
-/* Goal: rk_daemon_update may follow the facts from one state to any other without meeting an illegal move:
- * between the states that facts lead to, all moves are legal but those out of FAILED. UNCONFIGURED to BUSY is
- * one of them: the communicators may be lost between the acceptance of a call and its Commit. */
+/* Goal: rk_daemon_update may follow the facts from one state to any other without an invalid transition:
+ * between the states that facts give, all transitions are valid except those out of FAILED. UNCONFIGURED to
+ * BUSY is one of them: the communicators may be lost between the acceptance of a call and its Commit. */
 static void test_rk_daemon_state_can_move_facts_are_followed(void **state)
 {
     static const rk_daemon_state_t reachable[] = {RK_DAEMON_UNCONFIGURED, RK_DAEMON_CONFIGURED,
