@@ -610,7 +610,7 @@ static void test_pad_to_divisor_worked_values(void **state)
     }
 }
 
-/* Every n-th allocation fails in turn: a status, no leak, and the source unharmed. */
+/* Goal: with each allocation failing in turn: an error status, no leak, and an unchanged source. */
 static void test_operations_survive_failing_allocations(void **state)
 {
     struct rk_batch *batch = make_rich(5), *out;

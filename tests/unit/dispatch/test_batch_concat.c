@@ -1,4 +1,4 @@
-/* Concatenation: rows, and verl's rules for meta; the reduction of gathered metrics. */
+/* Concatenation of batches: rows, verl's rules for meta, and the reduction of gathered metrics. */
 #include "tests/unit/dispatch/batch_util.h"
 
 #define MAX_PARTS 4
@@ -33,7 +33,7 @@ static void test_concat_every_dtype_keeps_its_bits(void **state)
         assert_ok(rk_batch_create(&batch, 4));
         assert_ok(rk_batch_add_dense(batch, "x", (rk_dtype_t)dtype, 2, shape, &data));
         for (size_t i = 0; i < 12 * rk_dtype_bytes((rk_dtype_t)dtype); i++)
-            ((unsigned char *)data)[i] = (unsigned char)(255 - 7 * i); /* -0.0, NaN payloads and all */
+            ((unsigned char *)data)[i] = (unsigned char)(255 - 7 * i); /* includes -0.0 and NaN payloads */
         assert_ok(rk_batch_chunk(parts, batch, 2));
         assert_ok(rk_batch_concat(&whole, (const struct rk_batch *const *)parts, 2));
         assert_true(rk_column_equal(rk_batch_find(whole, "x"), rk_batch_find(batch, "x")));
@@ -185,10 +185,11 @@ static const struct {
 } reduce_cases[] = {
     {"{\"loss\": [1, 2, 6]}", "{\"loss\": 3.0}", NULL},
     {"{\"loss\": 2}", "{\"loss\": 2.0}", NULL},
-    {"{\"loss\": [[1, 2, 3], [6]]}", "{\"loss\": 3.0}", NULL}, /* ragged: the mean of all, not of means */
+    {"{\"loss\": [[1, 2, 3], [6]]}", "{\"loss\": 3.0}", NULL}, /* ragged: the mean of all values, not of the
+                                                                * lists' means */
     {"{\"seqlen/max\": [[1, 9], [4]], \"seqlen/min\": [[3, 9], [1]]}",
      "{\"seqlen/max\": 9.0, \"seqlen/min\": 1.0}", NULL},
-    {"{\"minmax_diff\": [1, 5]}", "{\"minmax_diff\": 5.0}", NULL}, /* max is looked for first */
+    {"{\"minmax_diff\": [1, 5]}", "{\"minmax_diff\": 5.0}", NULL}, /* "max" in the name takes precedence */
     {"{}", "{}", NULL},
     {"{\"loss\": []}", NULL, "metric 'loss' is"},
     {"{\"loss\": [1, \"x\"]}", NULL, "metric 'loss' is"},

@@ -1,4 +1,4 @@
-/* Batches on disk: round trips, files that the stock library writes, and files that are no batches. */
+/* Batches on disk: round trips, files written by the safetensors library, and files that are not batches. */
 #include "tests/unit/dispatch/batch_util.h"
 
 #include "base/rk_safetensors.h"
@@ -36,7 +36,7 @@ static void test_round_trip_every_kind_of_column(void **state)
     (void)state;
     set_meta(batch,
              "{\"temperature\": 1.0, \"steps\": 3, \"list\": [1, {\"a\": null}], \"text\": \"\\u00e4\"}");
-    /* JSON values that are all strings stay JSON. */
+    /* A JSON column whose values are all strings remains a JSON column. */
     assert_ok(rk_column_create_strings(
         &column, 5, (const char *const[]){"\"a\"", "\"b\"", "\"\"", "\"\\u0000\"", "\"d\""}, true));
     assert_ok(rk_batch_put_new(batch, "json_strings", column));
@@ -44,7 +44,7 @@ static void test_round_trip_every_kind_of_column(void **state)
         &column, 5, (const char *const[]){"1", "null", "{\"a\":1.0}", "true", "\"x\""}, true));
     assert_ok(rk_batch_put_new(batch, "mixed", column));
     check_round_trip(batch);
-    assert_ok(rk_batch_slice(&part, batch, 1, 4, 2)); /* a part that begins inside its storage */
+    assert_ok(rk_batch_slice(&part, batch, 1, 4, 2)); /* a slice with an offset into its storage */
     check_round_trip(part);
     rk_batch_destroy(part);
     rk_batch_destroy(batch);
@@ -117,7 +117,7 @@ static void test_read_file_of_the_stock_library(void **state)
     rk_free(path);
 }
 
-/* Columns as a Python user writes them: no word about which are JSON. */
+/* Columns as a Python user writes them: the header does not state which ones are JSON. */
 static void test_read_columns_without_rankd_json(void **state)
 {
     char *path = write_file("{" METADATA("\"rankd.columns\": \"{\\\"uid\\\": [\\\"a\\\", \\\"b\\\"], "

@@ -1,4 +1,5 @@
-/* Batches to descriptions and back, over the real encoding, and descriptions against the columns of a method.
+/* Batches to descriptions and back through the real encoding, and the check of descriptions against the
+ * columns of a method.
  */
 #include "tests/unit/dispatch/batch_util.h"
 
@@ -354,7 +355,7 @@ static void build_spec(struct spec_builder *builder, const struct rk_method *met
     *builder = (struct spec_builder){0};
     builder->spec =
         (struct rk_batch_spec){.batch_size = 4, .tensors = builder->tensors, .columns = &builder->strings};
-    assert_true(method->num_in < MAX_COLUMNS); /* a change may add one */
+    assert_true(method->num_in < MAX_COLUMNS); /* a change may add one column */
     for (int64_t i = 0; i < method->num_in; i++) {
         const struct rk_column_schema *schema = &method->in[i];
         int rank = 0;
@@ -441,7 +442,7 @@ static void test_spec_check_rows_are_those_of_the_batch(void **state)
 #define LARGE_VALUES ((int64_t)1 << 20)
 #define LARGE_BYTES  ((size_t)LARGE_VALUES * sizeof(int64_t))
 
-/* A batch with one column of so many i64; *data receives where its bytes go. */
+/* A batch with one column of num_values i64; *data receives the address for its bytes. */
 static struct rk_batch *large_batch(int64_t num_values, void **data)
 {
     struct rk_tensor_spec tensor = {.name = "input_ids",
@@ -458,8 +459,8 @@ static struct rk_batch *large_batch(int64_t num_values, void **data)
     return batch;
 }
 
-/* Goal: the memory of a batch serves the next of about its size, no more of it is kept than was said, none
- * beyond its time, and columns that shall be zero are. */
+/* Goal: the memory of a batch is reused for the next one of about its size; the amount and the time that
+ * memory is kept are limited; columns requested as zero are zero. */
 static void test_memory_of_large_batches_is_kept_for_the_next(void **state)
 {
     struct rk_column *column;
@@ -468,7 +469,7 @@ static void test_memory_of_large_batches_is_kept_for_the_next(void **state)
 
     (void)state;
     rk_batch_destroy(large_batch(LARGE_VALUES, &first));
-    assert_int_equal(rk_batch_trim_memory(INT32_MAX), 0); /* nobody asked for it */
+    assert_int_equal(rk_batch_trim_memory(INT32_MAX), 0); /* not requested as zero */
 
     rk_batch_keep_memory(LARGE_BYTES + LARGE_BYTES / 2);
     batch = large_batch(LARGE_VALUES, &first);
@@ -478,13 +479,13 @@ static void test_memory_of_large_batches_is_kept_for_the_next(void **state)
     assert_ok(rk_column_create_dense(&column, RK_DTYPE_I64, 1, (int64_t[]){LARGE_VALUES}));
     for (int64_t i = 0; i < LARGE_VALUES; i++)
         assert_int_equal(((const int64_t *)rk_column_values(column))[i], 0);
-    batch = large_batch(LARGE_VALUES / 2, &data); /* far too much memory for this one */
+    batch = large_batch(LARGE_VALUES / 2, &data); /* the kept memory is much too large for this batch */
     assert_int_equal(rk_batch_trim_memory(INT32_MAX), LARGE_BYTES);
     rk_batch_destroy(batch);
     batch = large_batch(LARGE_VALUES - 1, &data);
     assert_ptr_equal(data, first);
     rk_batch_destroy(batch);
-    rk_column_release(column); /* there is no room for it as well */
+    rk_column_release(column); /* exceeds the limit of kept memory */
     assert_int_equal(rk_batch_trim_memory(INT32_MAX), LARGE_BYTES + LARGE_BYTES / 2);
     assert_int_equal(rk_batch_trim_memory(0), 0);
     rk_batch_keep_memory(0);

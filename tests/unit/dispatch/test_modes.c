@@ -1,4 +1,4 @@
-/* The dispatch modes: every table of rank maps, and properties over random meshes. */
+/* The dispatch modes: all tables of rank maps, and properties over random meshes. */
 #include "tests/support/test.h"
 
 #include "base/rk_alloc.h"
@@ -235,8 +235,8 @@ static void test_create_unknown_mode_lists_the_known_ones(void **state)
 
 #define NUM_16 16
 
-/* Coordinates of a position, counted out along the order as an odometer would: an account of its own beside
- * the strides of base/rk_mesh.c. */
+/* Coordinates of a position, computed by counting in mixed radix along the order, independently of the
+ * strides of base/rk_mesh.c. */
 struct spot {
     int32_t t, c, d, p;
 };
@@ -258,8 +258,8 @@ static struct spot count_to(const char *order, int32_t position)
     return spot;
 }
 
-/* Whether the stages of the dense layers and those of expert layers, whose grid has no cp and dp 4, are the
- * same ranks. Other meshes do not exist. */
+/* Whether the pipeline stages of the dense layers and of the expert layers (whose grid has no cp and dp 4)
+ * are the same ranks. Other meshes are invalid. */
 static bool has_one_pipeline(const char *order)
 {
     int dense = 1, expert = 1;
@@ -271,7 +271,7 @@ static bool has_one_pipeline(const char *order)
     return dense == expert;
 }
 
-/* Who gets which of the 8 items, and whose results count, for the modes of Megatron. */
+/* Which rank gets which of the 8 items, and which ranks' results are collected, for the Megatron modes. */
 static void check_order(const char *order, const int32_t *ranks, int32_t world_size)
 {
     static const char *const modes[] = {COMPUTE, "MEGATRON_COMPUTE",  "ND_COMPUTE",
@@ -317,7 +317,7 @@ static void check_order(const char *order, const int32_t *ranks, int32_t world_s
     rk_mesh_destroy(mesh);
 }
 
-/* Goal: chunks and collectors follow the coordinates, whatever the order of the axes and the ranks are. */
+/* Goal: chunks and collectors follow the coordinates, for any order of the axes and of the ranks. */
 static void test_create_every_order_and_list_of_ranks(void **state)
 {
     static const char *const axes[] = {"tp", "cp", "dp", "pp"};
@@ -424,7 +424,7 @@ static void test_create_union_refuses_modes_that_count_chunks(void **state)
     rk_mesh_destroy(eight);
 }
 
-/* The meshes of roles, of a group without a ref. */
+/* The meshes of the roles of a group without a ref role. */
 static const struct rk_mesh *find_mesh(const void *user, const char *role)
 {
     struct rk_mesh *const *meshes = user;

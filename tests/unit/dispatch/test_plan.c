@@ -1,4 +1,4 @@
-/* Row order, plans and their check: worked examples, invariants over random batches, and broken plans. */
+/* Row order, plans and their check: worked examples, invariants over random batches, and invalid plans. */
 #include "tests/support/test.h"
 
 #include "base/rk_alloc.h"
@@ -61,7 +61,7 @@ static void test_layout_without_balance_deals_in_order(void **state)
     assert_memory_equal(order, mini, sizeof(mini));
 }
 
-/* The rows of mini-batch m, whatever the replica, as a bit mask. */
+/* The rows of mini-batch m over all replicas, as a bit mask. */
 static uint64_t rows_of_mini(const int64_t *order, const struct rk_layout_request *request, int64_t m)
 {
     int64_t chunk = request->num_rows / request->num_replicas;
@@ -169,7 +169,7 @@ static void test_layout_bad_requests_are_refused(void **state)
 /* One replica, the lengths above. Rows of each micro-batch, ended by -1. */
 static const struct {
     const char *label;
-    int64_t max_token_len, micro_batch_rows; /* one of them */
+    int64_t max_token_len, micro_batch_rows; /* one of them is set */
     int32_t num_micro;
     int64_t rows[MAX_MICRO][9];
 } micro_cases[] = {
@@ -240,7 +240,7 @@ static void test_build_flat_rows_invert_to_the_order_of_the_rows(void **state)
     assert_memory_equal(inverse, expected, sizeof(expected));
 }
 
-/* All replicas run the same number of micro-batches, as many as the fullest needs. */
+/* All replicas run the same number of micro-batches: the largest number that a replica needs. */
 static void test_build_replicas_have_equal_counts(void **state)
 {
     static const int64_t seqlens[] = {10, 10, 10, 10, 100, 90, 80, 70};
@@ -250,7 +250,8 @@ static void test_build_replicas_have_equal_counts(void **state)
 
     (void)state;
     assert_ok(rk_plan_build(&plan, arena, &request));
-    /* 340 tokens need 3; no three parts of 100, 90, 80, 70 keep to 120, so it is 4. */
+    /* 340 tokens need at least 3; no partition of 100, 90, 80, 70 into three parts stays within 120, so it is
+     * 4. */
     assert_int_equal(plan.mini[0].num_micro, 4);
     assert_int_equal(plan.mini[0].num_entries, 8);
     for (int i = 0; i < 8; i++)
@@ -323,7 +324,7 @@ static void test_build_denominators_are_global(void **state)
     assert_int_equal(plan.num_mini, 2);
     assert_int_equal(plan.mini[0].num_tokens, 6); /* rows 0, 1 of both replicas */
     assert_int_equal(plan.mini[0].num_sequences, 3);
-    assert_int_equal(plan.mini[1].num_tokens, 1); /* nothing counts: the sum 0 is divided by 1 */
+    assert_int_equal(plan.mini[1].num_tokens, 1); /* no token counts: the sum 0 is divided by 1 */
     assert_int_equal(plan.mini[1].num_sequences, 1);
     assert_ok(rk_plan_check(&plan, 4, 2));
 }
@@ -366,7 +367,8 @@ static void test_build_epochs_repeat_the_mini_batches(void **state)
 
 /* --- groups --- */
 
-/* Goal: pairs move as one, balanced by their sums; the groups are what the rows are without groups. */
+/* Goal: pairs stay together and are balanced by their sums; the layout of groups equals that of rows without
+ * groups. */
 static void test_layout_groups_stay_together(void **state)
 {
     static const int64_t seqlens[] = {100, 900, 300, 750, 500, 200, 800, 400};
@@ -381,7 +383,7 @@ static void test_layout_groups_stay_together(void **state)
     for (int variant = 0; variant < 4; variant++) {
         pairs.shuffle = single.shuffle = variant & 1;
         pairs.balance = single.balance = variant & 2;
-        pairs.workload.linear = single.workload.linear = 1 << 20; /* the sum of squares decides nothing */
+        pairs.workload.linear = single.workload.linear = 1 << 20; /* the sum of squares has no influence */
         assert_ok(rk_plan_layout(order, &pairs));
         assert_ok(rk_plan_layout(groups, &single));
         for (int i = 0; i < 8; i++)
@@ -585,7 +587,7 @@ static const struct {
     const char *label;
     struct rk_mini_batch mini;
     struct rk_micro_batch micro[4];
-    int64_t num_mini;  /* the same one several times: epochs */
+    int64_t num_mini;  /* the same mini-batch several times: epochs */
     const char *error; /* NULL: accepted */
 } plan_cases[] = {
     {"one micro-batch each",
@@ -682,7 +684,7 @@ static void test_check(void **state)
     }
 }
 
-/* A batch that claims more rows than any plan can name must not cost memory. */
+/* A batch that claims more rows than a plan can have must not cause an allocation. */
 static void test_check_huge_batch_is_refused_at_once(void **state)
 {
     struct rk_micro_batch micro = {.num_rows = 1, .rows = rows_2};

@@ -1,4 +1,4 @@
-/* The files of a recording: what is written comes back, and nothing that was cut or changed is believed. */
+/* The files of a recording: round trips, and detection of truncated and changed files. */
 #include "dispatch/rk_recording.h"
 
 #include <fcntl.h>
@@ -73,7 +73,7 @@ static char *write_recording(const char *name, const struct rk_batch *batch)
     return dir;
 }
 
-/* Goal: entries, messages and tensors come back as they were; the folder is for its owner only. */
+/* Goal: entries, messages and tensors are read back unchanged; only the owner can access the directory. */
 static void test_rk_recording_open_returns_what_was_put(void **state)
 {
     struct rk_batch *batch = make_batch(), *back;
@@ -114,8 +114,8 @@ static char *calls_path(const char *dir)
     return rk_path_join(dir, RK_RECORDING_CALLS_FILE);
 }
 
-/* Goal: at whatever byte the file ends, what is left is told apart: whole entries without an end, or an entry
- * that is cut, which RK_RECORDING_PARTIAL leaves out. */
+/* Goal: wherever the file is truncated, the two cases are told apart: whole entries without an end entry, or
+ * a truncated entry, which RK_RECORDING_PARTIAL leaves out. */
 static void test_rk_recording_open_finds_every_cut(void **state)
 {
     struct rk_batch *batch = make_batch();
@@ -141,12 +141,12 @@ static void test_rk_recording_open_finds_every_cut(void **state)
         assert_string_equal(rk_status_reason(st), "RECORD_CUT");
         rk_status_free(st);
         if (bytes < 16)
-            continue; /* not even the head of the file */
+            continue; /* less than the file header */
         assert_ok(rk_recording_open(&recording, dir, RK_RECORDING_PARTIAL));
         assert_null(rk_recording_end_reason(recording));
         rk_recording_close(recording);
     }
-    assert_int_equal(num_whole, 3); /* without the end, without the call, with nothing but the head */
+    assert_int_equal(num_whole, 3); /* without the end, without the call, with the header only */
     rk_batch_destroy(batch);
     rk_free(path);
     rk_free(dir);
@@ -164,7 +164,7 @@ static void flip(const char *path, off_t offset)
     close(fd);
 }
 
-/* Goal: no changed bit of calls.rec is accepted. The four reserved bytes of the head have no meaning. */
+/* Goal: no changed bit of calls.rec is accepted. The four reserved bytes of the header are not checked. */
 static void test_rk_recording_open_finds_every_changed_byte(void **state)
 {
     struct rk_batch *batch = make_batch();
@@ -193,8 +193,8 @@ static void test_rk_recording_open_finds_every_changed_byte(void **state)
     rk_free(dir);
 }
 
-/* Goal: a folder that holds something is not written to; one that is missing below another missing one, or no
- * record, is named. */
+/* Goal: the errors name a directory that is not empty, one whose parent does not exist, and one without a
+ * recording. */
 static void test_rk_recording_folders_that_do_not_fit(void **state)
 {
     struct rk_batch *batch = make_batch();

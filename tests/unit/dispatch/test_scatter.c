@@ -1,4 +1,4 @@
-/* Scatter and gather over fake workers: who gets which rows, and in which order the results come back. */
+/* Scatter and gather over fake workers: which rank gets which rows, and the order of the results. */
 #include "tests/unit/dispatch/batch_util.h"
 
 #include "dispatch/rk_modes.h"
@@ -182,9 +182,9 @@ static void test_dp_compute_proto_pads_and_trims(void **state)
         assert_ok(rk_scatter_batch(&scatter, dispatch, batch));
         assert_int_equal(scatter->num_padded, sent - num_rows);
         assert_int_equal(rk_batch_num_rows(scatter->chunks[3]), sent / 4);
-        assert_int_equal(rk_batch_num_rows(batch), num_rows); /* the caller's batch is as before */
+        assert_int_equal(rk_batch_num_rows(batch), num_rows); /* the caller's batch is unchanged */
         if (scatter->num_padded) {
-            /* what was added are copies of the last row */
+            /* the added rows are copies of the last row */
             assert_ok(rk_batch_get_dense(scatter->chunks[3], "x", RK_DTYPE_I64, 1, NULL, &last));
             assert_int_equal(((const int64_t *)last)[sent / 4 - 1], num_rows - 1);
         }
@@ -201,7 +201,7 @@ static void test_dp_compute_proto_pads_and_trims(void **state)
     rk_dispatch_destroy(dispatch);
 }
 
-/* The list of results of a METRIC mode is never trimmed by a number of rows: it stays one result a rank. */
+/* The list of results of a METRIC mode is never trimmed by a number of rows: it has one result per rank. */
 static void test_dp_compute_metric_keeps_every_rank(void **state)
 {
     struct rk_dispatch *dispatch = make_dispatch("DP_COMPUTE_METRIC", (struct rk_mesh_spec){.dp = 4}, 4);
@@ -258,7 +258,8 @@ static void test_value_modes_share_one_object(void **state)
     rk_batch_destroy(batch);
 }
 
-/* MEGATRON_COMPUTE: items D0, D1 go to D0 D0 D1 D1 D0 D0 D1 D1; ALL_TO_ALL told to split: item r to rank r.
+/* MEGATRON_COMPUTE: items D0, D1 go to D0 D0 D1 D1 D0 D0 D1 D1; ALL_TO_ALL with splitting requested: item r
+ * to rank r.
  */
 static void test_items_go_to_their_ranks(void **state)
 {

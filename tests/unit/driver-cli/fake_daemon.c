@@ -163,7 +163,7 @@ void fake_refuse(struct fake_call *call, rk_code_t code, const char *reason, con
     rk_status_free(st);
 }
 
-/* --- what a good daemon answers --- */
+/* --- the answers of a correct daemon --- */
 
 static void answer(struct fake_call *call, struct rk_str *packed)
 {

@@ -1,4 +1,4 @@
-/* A program of somebody else's: links librankd_driver alone and uses what its header shows. */
+/* An external program: links librankd_driver only and uses what its header declares. */
 #include <stdio.h>
 #include <string.h>
 

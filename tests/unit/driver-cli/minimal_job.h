@@ -6,7 +6,7 @@
 
 struct rk_config;
 
-/* With up to 8 more "KEY=VALUE"; the caller destroys it. */
+/* With up to 8 additional "KEY=VALUE" settings; the caller destroys it. */
 struct rk_config *test_minimal_job(const char *const *more, int64_t num_more);
 
 #endif

@@ -3,10 +3,10 @@
  *
  *   reward_worker [MODE [FILE]]
  *
- * The modes mute, old and sorry are about its answer to the hello. In mode reverse it answers the items of a
- * line from the last to the first. In mode child it starts a process that outlives it and writes the numbers
- * of both to FILE; in mode chatty it writes long lines to standard error; in mode once it ends without a
- * hello when FILE is there, else it makes the file.
+ * The modes mute, old and sorry change its answer to the hello. In mode reverse it answers the items of a
+ * line from the last to the first. In mode child it starts a process that outlives it and writes both process
+ * ids to FILE; in mode chatty it writes long lines to standard error; in mode once it ends without a hello
+ * when FILE is there, else it makes the file.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -20,7 +20,7 @@
 #include "base/rk_str.h"
 #include "base/rk_time.h"
 
-/* The sanitizer's look for leaks at every exit takes longer than the tests of the protocol. */
+/* LeakSanitizer's check at every exit takes longer than the protocol tests. */
 __attribute__((visibility("default"))) const char *__asan_default_options(void);
 
 const char *__asan_default_options(void)
@@ -57,14 +57,14 @@ static void do_score(const struct request *request)
     rk_free(members);
 }
 
-/* Sleeps as many milliseconds as the value says; they are the score, too. */
+/* Sleeps for the value in milliseconds, which is also the score. */
 static void do_sleep(const struct request *request)
 {
     rk_time_sleep_ms(strtol(request->value, NULL, 10));
     do_score(request);
 }
 
-/* The number of bytes that arrived of the solution, and of those that are NUL. */
+/* The number of received bytes of the solution, and how many of them are NUL. */
 static void do_bytes(const struct request *request)
 {
     const struct rk_json *solution = rk_json_find(request->item, "solution_str");
@@ -79,7 +79,7 @@ static void do_bytes(const struct request *request)
     rk_free(members);
 }
 
-/* All that an item says, as texts beside the score. */
+/* All members of an item, as texts in addition to the score. */
 static void do_echo(const struct request *request)
 {
     static const char *const names[] = {"data_source", "prompt", "ground_truth"};
@@ -197,7 +197,7 @@ static void say_hello(const char *mode)
         say("{\"hello\": 2, \"name\": \"reward_worker\"}");
 }
 
-/* Of the worker's group, with its output; ends only when it is killed. */
+/* A child in the worker's process group that inherits its output; runs until it is killed. */
 static void start_child(const char *path)
 {
     FILE *file;
@@ -210,7 +210,7 @@ static void start_child(const char *path)
     fclose(file);
 }
 
-/* False when it is there already. */
+/* False if the file already exists. */
 static bool make_file(const char *path)
 {
     int fd = open(path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);

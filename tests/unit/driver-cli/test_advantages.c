@@ -1,4 +1,4 @@
-/* Every estimator against worked numbers. tests/golden/test_advantages.c holds them against verl. */
+/* All estimators against worked numbers. tests/golden/test_advantages.c compares them with verl. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -32,7 +32,7 @@ static void assert_cells(const char *label, const float *actual, const double *e
     }
 }
 
-/* --- one value a row --- */
+/* --- one value per row --- */
 
 struct outcome_case {
     const char *name;
@@ -82,7 +82,7 @@ static void test_outcome_estimators_worked_values(void **state)
         double expected[MAX_CELLS] = {0};
 
         for (int64_t i = 0; i < test->num_rows; i++) {
-            rewards[i * MAX_WIDTH + i % MAX_WIDTH] = (float)test->scores[i]; /* wherever it stands */
+            rewards[i * MAX_WIDTH + i % MAX_WIDTH] = (float)test->scores[i]; /* at any position */
             for (int64_t t = 0; t < test->lengths[i]; t++) {
                 mask[i * MAX_WIDTH + t] = 1;
                 expected[i * MAX_WIDTH + t] = test->expected[i];
@@ -133,7 +133,7 @@ static void test_gdpo_worked_values(void **state)
     }
 }
 
-/* --- one value a token --- */
+/* --- one value per token --- */
 
 static const char *const pair[2] = {"a", "a"};
 static const float rewards_2x4[8] = {0, 0, 1, 0, 0, .5f, 0, 0};
@@ -159,7 +159,7 @@ static void test_gae_worked_values(void **state)
     assert_cells("returns", returns, expected, 8);
 }
 
-/* Goal: value and advantage pass over tokens in the middle that the mask does not count. */
+/* Goal: value and advantage skip masked tokens in the middle of a response. */
 static void test_gae_masked_middle_is_passed_over(void **state)
 {
     static const float rewards[5] = {0, 0, 0, 0, 1}, values[5] = {.5f, .4f, 9, .3f, .2f};
@@ -338,10 +338,10 @@ static void test_token_baselines_worked_values(void **state)
     }
 }
 
-/* --- what all have in common --- */
+/* --- properties of all estimators --- */
 
-/* Goal: a dropped row (no mark) with any reward changes no advantage of any estimator, and has none where the
- * estimator gives tokens without a mark none. */
+/* Goal: a dropped row (empty mask) with any reward changes no advantage of other rows in any estimator, and
+ * has no advantages itself where the estimator gives none to masked tokens. */
 static void test_dropped_row_takes_no_part(void **state)
 {
     static const int64_t with[3 * 2] = {1, 1, 0, 0, 1, 0}, without[2 * 2] = {1, 1, 1, 0};
@@ -371,7 +371,8 @@ static void test_dropped_row_takes_no_part(void **state)
     }
 }
 
-/* Goal: a batch of which nothing is left has advantages 0, and is no error: the policy is not updated. */
+/* Goal: a batch whose rows are all dropped has advantages 0 and is not an error: the policy is not
+ * updated. */
 static void test_batch_without_tokens_has_no_advantages(void **state)
 {
     static const float rewards[2] = {1, 2}, zero[2] = {0};

@@ -58,7 +58,7 @@ static void test_grpo_worked_scores_give_worked_advantages(void **state)
         struct rk_adv_out out = {advantages, returns};
 
         for (int64_t i = 0; i < test->num_rows; i++) {
-            rewards[i * LEN + i % LEN] = (float)test->scores[i]; /* wherever the reward stands */
+            rewards[i * LEN + i % LEN] = (float)test->scores[i]; /* the reward at any position */
             for (int64_t t = 0; t <= i % LEN; t++)
                 mask[i * LEN + t] = 1;
         }
@@ -72,9 +72,9 @@ static void test_grpo_worked_scores_give_worked_advantages(void **state)
     }
 }
 
-/* Goal: a row whose mask is empty (its reward failed) changes no other row's advantage, whatever stands in
- * its rewards, and a group may lose all its rows. Expected values worked by hand: group a of {1, 0}, mean
- * 0.5, std sqrt(0.5); group b all dropped; of group c {2, 5, 8} is left, mean 5, std 3. */
+/* Goal: a row whose mask is empty (its reward failed) changes no other row's advantage, whatever its rewards,
+ * and a group may lose all its rows. Expected values worked by hand: group a of {1, 0}, mean 0.5, std
+ * sqrt(0.5); group b is dropped completely; {2, 5, 8} remains of group c, mean 5, std 3. */
 static void test_grpo_dropped_rows_leave_the_group_statistics(void **state)
 {
     enum { NUM = 9 };
@@ -105,7 +105,7 @@ static void test_grpo_dropped_rows_leave_the_group_statistics(void **state)
     }
 }
 
-/* Goal: a row that rollout correction rejected learns nothing, and its score stays in its group. */
+/* Goal: a row rejected by rollout correction has no advantages, and its score still counts in its group. */
 static void test_grpo_rejected_rows_stay_in_the_group_statistics(void **state)
 {
     enum { NUM = 3 };
@@ -160,7 +160,7 @@ static void test_kl_reward_worked_example_matches(void **state)
     assert_below("current_kl", fabs(current_kl + .05), 1e-6);
 }
 
-/* Goal: the mean is over the rows that have a token; a row without one is no row with KL 0. */
+/* Goal: the mean is over the rows that have a token; a row without tokens does not count as KL 0. */
 static void test_kl_reward_row_without_tokens_is_not_in_the_mean(void **state)
 {
     static const int64_t second_dropped[6] = {1, 1, 1, 0, 0, 0};
@@ -200,7 +200,7 @@ static void test_kl_reward_each_estimator_matches(void **state)
     }
 }
 
-/* Goal: what stands outside the mask has no influence; an unknown estimator is named. */
+/* Goal: values outside the mask have no influence; an unknown estimator is named in the error. */
 static void test_kl_reward_masked_nan_is_harmless_and_unknown_name_refused(void **state)
 {
     float refs[6];
@@ -218,7 +218,7 @@ static void test_kl_reward_masked_nan_is_harmless_and_unknown_name_refused(void 
     assert_fails(rk_kl_reward_apply(rewards, &current_kl, &in), RK_INVALID_ARGUMENT, "\"full\"");
 }
 
-/* Goal: a broken model is an error that names row and token, not a KL at its clamp. */
+/* Goal: a NaN from the model is an error that names row and token, not a clamped KL. */
 static void test_kl_reward_nan_that_counts_is_an_error(void **state)
 {
     float refs[6], olds[6], rewards[6];
@@ -237,7 +237,8 @@ static void test_kl_reward_nan_that_counts_is_an_error(void **state)
                  "old_log_probs of row 0 is -inf at token 2");
 }
 
-/* Goal: the coefficient follows the KL, by at most a fifth of rows / horizon; a fixed one stays. */
+/* Goal: the coefficient follows the KL, by at most 0.2 * rows / horizon; a fixed coefficient does not
+ * change. */
 static void test_kl_ctrl_update_worked_values(void **state)
 {
     static const struct {

@@ -1,4 +1,4 @@
-/* rk_driver_call against daemons that break the protocol, refuse, or disagree. */
+/* rk_driver_call with daemons that violate the protocol, refuse, or return different plan hashes. */
 #include "driver-cli/driver/driver_internal.h"
 
 #include <pthread.h>
@@ -59,7 +59,7 @@ static struct rk_status *call(struct group *group, fake_script_t first, fake_scr
                           &(struct rk_driver_call_args){.role = "actor", .method = "get_mesh_info"}, result);
 }
 
-/* --- what the daemons do --- */
+/* --- behaviours of the daemons --- */
 
 static const struct rk_execute_response empty_result = {.kind = RK_RESPONSE_RESULT};
 static const int64_t two[1] = {2};
@@ -86,14 +86,14 @@ static void behave(struct fake_call *fake)
     fake_finish(fake, RK_OK, "");
 }
 
-/* As a good daemon does when its call is taken back. */
+/* The behaviour of a correct daemon when its call is withdrawn. */
 static void accept_until_withdrawn(struct fake_call *fake)
 {
     accept_and_wait(fake);
     fake_finish(fake, RK_CANCELLED, "cancelled by the client");
 }
 
-/* As a good daemon does when its call is asked to stop while it runs. */
+/* The behaviour of a correct daemon when its running call is cancelled. */
 static void run_until_cancelled(struct fake_call *fake)
 {
     accept_and_wait(fake);
@@ -108,7 +108,7 @@ static void never_accept(struct fake_call *fake)
     fake_finish(fake, RK_CANCELLED, "cancelled by the client");
 }
 
-/* A rank whose engine hangs: Cancel is answered and changes nothing. */
+/* A rank whose engine hangs: Cancel is answered and has no effect. */
 static void hang(struct fake_call *fake)
 {
     accept_and_wait(fake);
@@ -250,7 +250,8 @@ static const struct breach breaches[] = {
     {"method fails", fail_in_the_method, RK_RESOURCE_EXHAUSTED, "wanted 8 GiB"},
 };
 
-/* Goal: whatever one daemon does wrong, the call fails naming it, and the group serves the next call. */
+/* Goal: for every violation by one daemon the call fails and names it, and the group can run the next
+ * call. */
 static void test_call_breaches_fail_naming_the_daemon(void **state)
 {
     struct group *group = *state;
@@ -268,7 +269,8 @@ static void test_call_breaches_fail_naming_the_daemon(void **state)
     }
 }
 
-/* Goal: when one rank refuses, nobody starts, the others are told, and the sequence numbers stay free. */
+/* Goal: when one rank refuses, no rank starts, the others receive a cancel, and the sequence numbers can be
+ * used again. */
 static void test_call_one_refusal_withdraws_everywhere(void **state)
 {
     struct group *group = *state;
@@ -285,7 +287,7 @@ static void test_call_one_refusal_withdraws_everywhere(void **state)
     assert_int_equal(fake_daemon_seq(group->daemons[0]), refused_seq);
 }
 
-/* Goal: daemons that accept different plans never start. */
+/* Goal: daemons that accept with different plan hashes never start. */
 static void test_call_different_plan_hashes_never_start(void **state)
 {
     struct group *group = *state;
@@ -306,8 +308,8 @@ static void *interrupt_soon(void *user)
     return NULL;
 }
 
-/* Goal: an interrupt while one rank has not accepted yet takes the call back everywhere; the driver then
- * refuses further calls. Last, since it leaves the driver interrupted. */
+/* Goal: an interrupt while one rank has not accepted yet withdraws the call on all ranks; the driver then
+ * refuses further calls. This test is the last one, since it leaves the driver interrupted. */
 static void test_call_interrupted_before_commit_is_withdrawn(void **state)
 {
     struct group *group = *state;
@@ -325,7 +327,7 @@ static void test_call_interrupted_before_commit_is_withdrawn(void **state)
     }
     assert_fails(call(group, behave, behave, &result), RK_CANCELLED, "interrupted");
     items[1].error =
-        RK_FAIL(RK_CANCELLED, "CANCELLED"); /* gRPC's words for a call that this side cancelled */
+        RK_FAIL(RK_CANCELLED, "CANCELLED"); /* gRPC's message for a call cancelled by the client */
     st = rk_fanout_take_error(group->driver, items);
     assert_int_equal(rk_status_code(st), RK_CANCELLED);
     assert_string_equal(rk_status_message(st), "interrupted");
@@ -333,8 +335,9 @@ static void test_call_interrupted_before_commit_is_withdrawn(void **state)
     rk_fanout_destroy(items, NUM_DAEMONS);
 }
 
-/* Goal: an interrupt of a call that is committed reaches every rank behind the commit, on the same stream: on
- * any other way it could come first, and a rank that drops the call leaves the others in their collectives.
+/* Goal: an interrupt of a committed call reaches every rank after the commit, on the same stream. On another
+ * connection it could arrive before the commit, and a rank that withdraws the call leaves the others waiting
+ * in their collectives.
  */
 static void test_call_interrupted_after_commit_is_cancelled_behind_it(void **state)
 {
@@ -353,7 +356,8 @@ static void test_call_interrupted_after_commit_is_cancelled_behind_it(void **sta
     }
 }
 
-/* Goal: one interrupt is enough also where no rank stops: it is asked for, then enforced, then given up. */
+/* Goal: one interrupt suffices even if no rank stops: the driver requests the stop, then forces it, then
+ * gives up. */
 static void test_call_interrupted_that_hangs_is_given_up(void **state)
 {
     int64_t begin_ns = rk_time_now_ns();
@@ -369,7 +373,7 @@ static void test_call_interrupted_that_hangs_is_given_up(void **state)
         assert_true(fake_daemon_was_committed(group->daemons[d]));
 }
 
-/* Goal: a timeout that the wire would cut off is refused before anything is sent. */
+/* Goal: a timeout that does not fit its protocol field is refused before anything is sent. */
 static void test_call_timeout_outside_the_wires_range_is_refused(void **state)
 {
     static const int64_t timeouts_ms[] = {-1, (int64_t)UINT32_MAX + 1, INT64_MAX};
@@ -395,8 +399,8 @@ static void die(struct fake_call *fake)
     fake_finish(fake, RK_UNAVAILABLE, "Socket closed");
 }
 
-/* Goal: a daemon that dies while the group is configured is named at once, not when those that wait for it
- * give up. */
+/* Goal: a daemon that dies while the group is configured is named at once, not only after the waiting daemons
+ * time out. */
 static void test_configure_lost_daemon_ends_the_wait_of_the_others(void **state)
 {
     const struct rk_role_mesh mesh = {"actor", {.tp = 1}};

@@ -1,5 +1,5 @@
-/* Chat templates: what is refused and where, bounds, and the files of a model's directory. What they render
- * is checked in tests/golden/test_chat.c. */
+/* Chat templates: refused input and its position, limits, and the files of a model's directory.
+ * tests/golden/test_chat.c checks the rendered text. */
 #include "driver-cli/rk_chat.h"
 
 #include <stdio.h>
@@ -166,7 +166,7 @@ static void test_render_exception_of_the_template_has_its_words(void **state)
     assert_fails(st, RK_INVALID_ARGUMENT, "t.jinja:2: the template raised: roles must alternate");
 }
 
-/* Goal: what is nested too deeply in the text is refused before it can fill the stack. */
+/* Goal: template text that is nested too deeply is refused before it can overflow the stack. */
 static void test_create_nesting_and_size_are_bounded(void **state)
 {
     struct rk_str text = {0};
@@ -316,8 +316,8 @@ static void test_create_dir_bad_file_is_named(void **state)
     rk_free(dir);
 }
 
-/* Goal: two models write the same text with the same template and the same tokens around it; a token that
- * templates do not write makes no difference. */
+/* Goal: two models render the same text if they have the same template and the same special tokens; a token
+ * that templates do not write makes no difference. */
 static void test_same_templates_are_found(void **state)
 {
     static const struct {

@@ -1,5 +1,5 @@
-/* The driver's side of checkpoints, over directories that look like what daemons leave: which one a run goes
- * on from, what it refuses to go on from, what is removed, who may save where. */
+/* The driver's part of checkpoints, with directories like those written by daemons: which checkpoint a run
+ * resumes from, which ones it refuses, what is removed, and which run may save where. */
 #include <math.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -19,7 +19,7 @@
 
 /* A job in a directory of its own, with its inputs read. */
 struct fixture {
-    char *job_dir, *dir; /* of the job; of its checkpoints */
+    char *job_dir, *dir; /* directory of the job; directory of its checkpoints */
     struct rk_config *job;
     struct rk_flow_inputs inputs;
     struct rk_checkpoints checkpoints;
@@ -100,7 +100,7 @@ static char *part_path(const struct fixture *f, int64_t step, const char *part)
     return path;
 }
 
-/* What daemons would write. */
+/* The files that the daemons of the actor write. */
 static void write_actor(const struct fixture *f, int64_t step)
 {
     char *part = part_path(f, step, RK_CHECKPOINT_ACTOR), *temp, *folder, *shard;
@@ -131,7 +131,7 @@ static struct rk_json *make_state(const struct fixture *f, int64_t step)
                              &(struct rk_kl_ctrl){.kl_coef = 0.0035}, step);
 }
 
-/* A checkpoint as a run leaves it. */
+/* A complete checkpoint of a run. */
 static void save(const struct fixture *f, int64_t step)
 {
     struct rk_json *state = make_state(f, step);
@@ -171,7 +171,7 @@ static void write_tracker(const struct fixture *f, const char *text)
     rk_free(path);
 }
 
-/* --- which one a run goes on from --- */
+/* --- the checkpoint that a run resumes from --- */
 
 static void test_checkpoints_open_takes_the_newest_complete_one(void **state)
 {
@@ -183,14 +183,14 @@ static void test_checkpoints_open_takes_the_newest_complete_one(void **state)
     assert_null(f.checkpoints.resume_path);
     save(&f, 5);
     save(&f, 10);
-    write_actor(&f, 15); /* killed before the driver's part */
+    write_actor(&f, 15); /* killed before the driver's part was written */
     assert_ok(open_checkpoints(&f));
     assert_int_equal(f.checkpoints.resume_step, 10);
     assert_int_equal(f.checkpoints.changes.bytes, 0);
     close_fixture(&f);
 }
 
-/* Goal: whatever happened to the newest, the one before it is found. */
+/* Goal: for every kind of damage to the newest checkpoint, the previous one is found. */
 static void test_checkpoints_open_passes_over_damaged_ones(void **state)
 {
     static const char *const files[] = {"actor/" SHARD, "actor/MANIFEST.json", "driver/MANIFEST.json"};
@@ -267,7 +267,8 @@ static void test_checkpoints_open_named_path(void **state)
     load(&f, (const char *const[]){"trainer.resume_mode=resume_path", from, NULL});
     assert_ok(open_checkpoints(&f));
     assert_int_equal(f.checkpoints.resume_step, 5);
-    write_actor(&f, 10); /* of another future: auto would take it after the next crash */
+    write_actor(&f, 10); /* left by the abandoned continuation: auto would resume from it after the next
+                          * crash */
     assert_fails(open_checkpoints(&f), RK_INVALID_ARGUMENT, "up to step 10");
     load(&f, (const char *const[]){"trainer.resume_mode=resume_path", "trainer.save_freq=-1", from, NULL});
     assert_ok(open_checkpoints(&f));
@@ -286,7 +287,7 @@ static void test_checkpoints_open_named_path(void **state)
     close_fixture(&f);
 }
 
-/* Goal: a new run does not mix its checkpoints with another's. */
+/* Goal: a new run does not write its checkpoints among those of another run. */
 static void test_checkpoints_open_disable_refuses_a_used_directory(void **state)
 {
     struct fixture f;
@@ -343,7 +344,7 @@ static void test_checkpoints_open_removes_what_a_crash_left(void **state)
     close_fixture(&f);
 }
 
-/* --- what may change between the runs --- */
+/* --- settings that may change between runs --- */
 
 struct change_case {
     const char *change, *named;
@@ -388,7 +389,7 @@ struct file_case {
     const char *file, *from, *to, *named;
 };
 
-/* Goal: data, tokenizer and model are compared by what they hold. */
+/* Goal: data, tokenizer and model are compared by content. */
 static void test_checkpoints_open_changed_files_are_refused(void **state)
 {
     static const struct file_case cases[] = {
@@ -423,7 +424,7 @@ static void test_checkpoints_open_changed_files_are_refused(void **state)
     }
 }
 
-/* Goal: a state that is not whole is not taken for one. */
+/* Goal: an incomplete state is refused and the missing member is named. */
 static void test_run_state_check_missing_members_are_named(void **state)
 {
     static const char *const paths[] = {"config",     "data.files", "data.tokenizer",
@@ -451,7 +452,7 @@ static void test_run_state_check_missing_members_are_named(void **state)
     close_fixture(&f);
 }
 
-/* Goal: the weight of the KL is the one that the controller had reached; a damaged one is not taken. */
+/* Goal: the KL coefficient is restored as the controller had set it; an invalid one is refused. */
 static void test_run_state_has_the_weight_of_the_kl(void **state)
 {
     static const char *const bad[] = {"null", "\"0.1\"", "0", "-0.5"};
@@ -464,7 +465,7 @@ static void test_run_state_has_the_weight_of_the_kl(void **state)
     assert_ok(open_checkpoints(&f));
     saved = make_state(&f, 5);
     assert_ok(rk_run_state_kl_coef(&kl_coef, saved));
-    assert_true(isnan(kl_coef)); /* the job's, which is fixed */
+    assert_true(isnan(kl_coef)); /* the coefficient of the job, which is fixed */
     rk_json_free(saved);
     load(&f,
          (const char *const[]){"algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive", NULL});
@@ -503,7 +504,7 @@ static void test_run_position_after_follows_the_epochs(void **state)
     close_fixture(&f);
 }
 
-/* Goal: a run that filters groups goes on where its state says; a position that cannot be is refused. */
+/* Goal: a run that filters groups resumes at the position of its state; an impossible position is refused. */
 static void test_run_position_read_takes_what_the_state_says(void **state)
 {
     static const struct {
@@ -532,7 +533,7 @@ static void test_run_position_read_takes_what_the_state_says(void **state)
     close_fixture(&f);
 }
 
-/* --- what is removed --- */
+/* --- removal of old checkpoints --- */
 
 static void assert_steps(const struct fixture *f, const char *expected)
 {
@@ -555,13 +556,13 @@ static void test_checkpoints_prune_keeps_what_is_needed(void **state)
     assert_ok(open_checkpoints(&f));
     for (int64_t step = 5; step <= 25; step += 5)
         save(&f, step);
-    write_actor(&f, 7); /* without a driver's part: saved by hand */
+    write_actor(&f, 7); /* without the driver's part: saved manually */
     assert_ok(rk_checkpoints_prune(&f.checkpoints, 3));
     assert_steps(&f, "7 15 20 25 ");
     write_tracker(&f, "15");
     assert_ok(rk_checkpoints_prune(&f.checkpoints, 1));
     assert_steps(&f, "7 15 25 ");
-    assert_ok(open_checkpoints(&f)); /* goes on from 25 */
+    assert_ok(open_checkpoints(&f)); /* resumes from 25 */
     save(&f, 30);
     save(&f, 35);
     assert_ok(rk_checkpoints_prune(&f.checkpoints, 1));
@@ -569,7 +570,7 @@ static void test_checkpoints_prune_keeps_what_is_needed(void **state)
     close_fixture(&f);
 }
 
-/* Goal: the tracker never names a checkpoint that lacks a part. */
+/* Goal: the tracker file never names an incomplete checkpoint. */
 static void test_checkpoints_complete_needs_all_parts(void **state)
 {
     struct fixture f;

@@ -1,4 +1,4 @@
-/* The collectives of several ranks side by side, from flight recorders that are written here by hand. */
+/* Comparison of the collectives of several ranks, from flight recorders written by hand here. */
 #include "driver-cli/driver/collectives_internal.h"
 
 #include <string.h>
@@ -57,8 +57,8 @@ static char *format(const struct rk_collectives *all)
     return rk_str_take(&text);
 }
 
-/* Goal: the rank that has not begun what another has been in is named, with where it is; groups of the same
- * name with other members are other groups. */
+/* Goal: a rank that has not started a collective which another rank is in is named with its position; groups
+ * of the same name with different members are different groups. */
 static void test_a_rank_that_has_not_arrived(void **state)
 {
     static const struct operation rank0[] = {{"all_gather", "tp", 40, 1, 0, 1, 2, 97000, 97001},
@@ -80,10 +80,11 @@ static void test_a_rank_that_has_not_arrived(void **state)
     add(&all, 2, rank2, RK_ARRAY_LEN(rank2));
     rk_collectives_compare(&all);
     assert_int_equal(all.groups.count, 4);
-    assert_int_equal(all.groups.items[0].state, RK_COLLECTIVES_WAITING); /* tp of 0 and 1 */
+    assert_int_equal(all.groups.items[0].state, RK_COLLECTIVES_WAITING); /* the tp group of ranks 0 and 1 */
     assert_int_equal(all.groups.items[0].highest, 41);
     assert_int_equal(all.groups.items[0].lowest, 40);
-    assert_int_equal(all.groups.items[1].state, RK_COLLECTIVES_MOVING); /* tp of 2 and 3, for 10 ms */
+    assert_int_equal(all.groups.items[1].state, RK_COLLECTIVES_MOVING); /* the tp group of ranks 2 and 3, for
+                                                                         * 10 ms */
     assert_int_equal(all.groups.items[2].state, RK_COLLECTIVES_EQUAL);
     assert_int_equal(all.groups.items[3].state, RK_COLLECTIVES_EQUAL);
     text = format(&all);
@@ -97,8 +98,8 @@ static void test_a_rank_that_has_not_arrived(void **state)
     rk_collectives_fini(&all);
 }
 
-/* Goal: members without any entry are named, whether their recorder was read or not; where members are not
- * evenly spaced, their number is. */
+/* Goal: members without any entry are named, whether their recorder was read or not; if members are not
+ * evenly spaced, their number is given instead. */
 static void test_ranks_without_entries(void **state)
 {
     static const struct operation rank4[] = {{"broadcast", "all", 1, 3, 0, 2, 4, 90000, 0},
@@ -129,8 +130,8 @@ static void test_ranks_without_entries(void **state)
     rk_collectives_fini(&all);
 }
 
-/* Goal: where the others are through, a rank without an entry is behind only if its recorder goes back that
- * far; a ring that has overwritten an old collective raises no alarm. */
+/* Goal: if the other ranks have completed a collective, a rank without its entry is reported as behind only
+ * if its recorder covers that time; an overwritten entry is not reported. */
 static void test_overwritten_entries_are_no_alarm(void **state)
 {
     static const struct operation through[] = {{"all_reduce", "dp", 3, 2, 0, 1, 2, 50000, 50010}};
@@ -150,8 +151,8 @@ static void test_overwritten_entries_are_no_alarm(void **state)
     }
 }
 
-/* Goal: operations of an earlier world do not count, though its groups had the same names and numbers; sends
- * and receives that last are shown; different operations under one number are found. */
+/* Goal: operations of an earlier world are ignored although its groups had the same names and numbers; sends
+ * and receives in progress are shown; different operations with the same sequence number are found. */
 static void test_worlds_transfers_and_mixed_operations(void **state)
 {
     static const struct operation rank0[] = {{"all_reduce", "tp", 900, 1, 0, 1, 2, 10000, 10001},
@@ -181,7 +182,7 @@ static void test_worlds_transfers_and_mixed_operations(void **state)
     rk_collectives_fini(&all);
 }
 
-/* Goal: a recorder of another version, or nonsense, is no crash. */
+/* Goal: a recorder of another version or with invalid content does not cause a crash. */
 static void test_recorders_without_what_is_needed(void **state)
 {
     static const char *const texts[] = {

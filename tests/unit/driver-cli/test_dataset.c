@@ -167,7 +167,7 @@ static void test_create_bad_line_is_named(void **state)
     }
 }
 
-/* Goal: zeros, which a crash of the machine can leave in place of rows, are no empty line. */
+/* Goal: zero bytes, which a machine crash can leave in place of rows, are not treated as an empty line. */
 static void test_create_line_of_zeros_is_named(void **state)
 {
     static const char text[] = "{\"prompt\": \"1\"}\n\0\0\0\n{\"prompt\": \"2\"}\n";
@@ -274,7 +274,7 @@ static void test_create_messages_are_rendered_by_the_template(void **state)
     row = rk_dataset_at(dataset, 0, 0);
     assert_string_equal(row->prompt, "4,12:9,3,1:7");
     assert_int_equal(row->prompt_len, 12);
-    assert_string_equal(rk_dataset_at(dataset, 0, 1)->prompt, "5"); /* text is not for the template */
+    assert_string_equal(rk_dataset_at(dataset, 0, 1)->prompt, "5"); /* the template is not applied to text */
     rk_dataset_destroy(dataset);
     assert_fails(load(&dataset, text, (struct rk_dataset_config){.chat = chat, .max_prompt_length = 4}),
                  RK_INVALID_ARGUMENT, "data.jsonl:1: prompt: prompt has 10 tokens");
@@ -363,7 +363,7 @@ static void test_create_messages_without_a_template_are_refused(void **state)
                  "data.jsonl:2: prompt: a list of messages needs a chat template, and /models/base has none");
 }
 
-/* Goal: a file that cannot be read is no file that ends: nobody trains on half of the data. */
+/* Goal: a read error is not treated as end of file, so that no run trains on a part of the data. */
 static void test_create_unreadable_file_is_named(void **state)
 {
     char *path = rk_test_temp_path("good.jsonl");

@@ -1,4 +1,4 @@
-/* What rankctl plan says of a pipeline: layers, picture, bubble, rates. */
+/* The report of rankctl plan for a pipeline: layers, timeline, bubble, rates. */
 #include "driver-cli/cmd/dry_run_internal.h"
 
 #include <math.h>
@@ -52,7 +52,7 @@ static void assert_near(double actual, double expected)
         fail_msg("%.17g, expected %.17g", actual, expected);
 }
 
-/* Goal: without a head the stages are alike: the bubble is (pp - 1) / m, and it slows the rates. */
+/* Goal: without a head the stages are equal: the bubble is (pp - 1) / m and reduces the rates. */
 static void test_dry_run_report_of_two_stages(void **state)
 {
     static const char *const texts[] = {
@@ -76,7 +76,7 @@ static void test_dry_run_report_of_two_stages(void **state)
             fail_msg("'%s' is not in:\n%s", texts[i], rk_str_text(&text));
     }
     assert_near(real_at(json, "update.bubble"), 0.25);
-    /* 4 ranks of 1000 operations a second, half of them used */
+    /* 4 ranks of 1000 operations per second at 50% utilization */
     assert_near(real_at(json, "rates.update_tokens_per_second"), 2000 / (3 * NUM_LAYERS * LAYER * 1.25));
     assert_near(real_at(json, "rates.log_prob_tokens_per_second"), 2000 / (NUM_LAYERS * LAYER * 1.25));
     rk_str_fini(&text);
@@ -85,7 +85,8 @@ static void test_dry_run_report_of_two_stages(void **state)
     rk_mesh_destroy(mesh);
 }
 
-/* Goal: interleaved, micro-batches are rounded up to what the schedule takes. */
+/* Goal: with interleaving, the number of micro-batches is rounded up to a multiple that the schedule
+ * accepts. */
 static void test_dry_run_report_of_chunks(void **state)
 {
     struct rk_dry_run_report report;

@@ -1,4 +1,4 @@
-/* Which of several failed ranks is blamed, and the words in which it is told. */
+/* Which of several failed ranks is reported as the cause, and the text of the message. */
 #include "driver-cli/driver/driver_internal.h"
 
 #include <string.h>
@@ -8,7 +8,7 @@
 #define RANKS 4
 
 struct end {
-    rk_code_t code; /* RK_OK: this rank is fine */
+    rk_code_t code; /* RK_OK: this rank did not fail */
     const char *reason, *message;
     int32_t order;
     bool is_lost;
@@ -107,8 +107,8 @@ static void test_error_of_call_names_the_rank_where_it_began(void **state)
     }
 }
 
-/* Goal: of a lost rank the message has its place in the mesh, and what the first rank that waited for it was
- * in; of a rank that failed by itself only the place. */
+/* Goal: for a lost rank the message has its mesh coordinates and the collective of the first rank that waited
+ * for it; for a rank that failed by itself only the coordinates. */
 static void test_error_of_call_has_the_place_and_a_witness(void **state)
 {
     static const struct root_case lost = {

@@ -1,4 +1,4 @@
-/* Operations of passes, against hand-computed ones. */
+/* Operation counts of passes, against values computed by hand. */
 #include "driver-cli/driver/estimate_internal.h"
 
 #include <string.h>
@@ -23,7 +23,8 @@ static void test_estimate_of_a_small_model(void **state)
 {
     struct rk_json *config = parse(CONFIG);
     struct rk_estimate estimate;
-    /* weights: 2 * 16*32 + 2 * 16*16 + 3 * 16*24 = 2688; a token meets 5 keys of 10 on average, 32 wide */
+    /* weights: 2 * 16*32 + 2 * 16*16 + 3 * 16*24 = 2688; a token attends to 5 of 10 keys on average, width
+     * 32 */
     double layer = 2 * 2688 + 2 * 2 * 32 * 5, head = 2 * 16 * 100;
 
     (void)state;
@@ -37,7 +38,7 @@ static void test_estimate_of_a_small_model(void **state)
     rk_json_free(config);
 }
 
-/* Goal: what config.json leaves out has Hugging Face's defaults. */
+/* Goal: keys absent from config.json have Hugging Face's defaults. */
 static void test_estimate_defaults_of_a_config(void **state)
 {
     struct rk_json *config =
@@ -68,7 +69,7 @@ static void test_estimate_of_an_unknown_model(void **state)
     }
 }
 
-/* Goal: experts that a token does not go to do not count. */
+/* Goal: only the experts that a token is routed to count. */
 static void test_mlp_width_counts_the_experts_of_a_token(void **state)
 {
 #define MOE(more) \

@@ -69,7 +69,7 @@ static char *format_sequence(const struct rk_example_sequence *sequence)
 
 struct golden {
     struct rk_json *all;
-    const char *name; /* of the template at hand */
+    const char *name; /* of the current template */
     struct rk_chat *chat;
     struct rk_tokenizer *tokenizer;
 };
@@ -123,10 +123,11 @@ static void check_row(const struct golden *golden, int64_t row, bool ignore_mism
     rk_free(text);
 }
 
-/* Goal: ids and masks are verl's wherever verl takes the conversation (but for one row with
- * enable_thinking=false, where verl trains on a part of the generation prompt), those of character offsets
- * wherever the text of the conversation only grows, and transformers' where the template says what the
- * assistant generates; other rows are refused, or verl's concatenation when that is asked for. */
+/* Goal: ids and masks equal verl's wherever verl accepts the conversation (except one row with
+ * enable_thinking=false, where verl trains on a part of the generation prompt), those by character offsets
+ * wherever each prefix of the conversation renders to a prefix of the text, and transformers' where the
+ * template has generation blocks; other rows are refused, or equal verl's concatenation if that is
+ * requested. */
 static void test_create_conversations_have_the_masks_of_verl_and_transformers(void **state)
 {
     char *path = rk_test_fixture_path("golden/sft/cases.json");
@@ -251,8 +252,9 @@ static void test_create_every_form_of_a_row(void **state)
     rk_chat_destroy(chat);
 }
 
-/* Goal: generation blocks say what is trained, of the completion only; where they stand in a macro, the text
- * of the conversation's beginnings says it. User 7, assistant 8 ... 9, and 0 behind an answer. */
+/* Goal: generation blocks define the trained tokens, within the completion only; if they are inside a macro,
+ * the mask follows from rendering the prefixes of the conversation. User 7, assistant 8 ... 9, and 0 after an
+ * answer. */
 static void test_create_generation_blocks_of_the_completion_count(void **state)
 {
     static const char *const sources[] = {
@@ -301,7 +303,7 @@ static void test_create_long_rows_are_cut_left_out_or_refused(void **state)
     rk_examples_destroy(examples);
     config.truncation = "left";
     config.max_length = 4;
-    assert_ok(load(&examples, long_rows, config, digits)); /* nothing predicts the first token */
+    assert_ok(load(&examples, long_rows, config, digits)); /* the first token has no prediction */
     expect(&rk_examples_at(examples, 0, 0)->sequences[0], "7 8 9 1 / 0111");
     rk_examples_destroy(examples);
     config.truncation = "right";

@@ -48,7 +48,7 @@ static void test_dump_is_complete_or_not_there(void **state)
     assert_int_equal(rk_json_as_int(rk_json_find(line, "step"), 0), 7);
     assert_int_equal(rk_json_count(rk_json_find(line, "response_ids")), 1);
     assert_int_equal(unlink(path), 0);
-    assert_int_equal(mkdir(path, 0777), 0); /* no file can take this name */
+    assert_int_equal(mkdir(path, 0777), 0); /* makes creating a file of this name fail */
     assert_code(dump_one(dir), RK_INVALID_ARGUMENT);
     assert_int_not_equal(access(temp, F_OK), 0);
     rk_json_free(line);

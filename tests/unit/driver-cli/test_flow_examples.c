@@ -45,8 +45,8 @@ static void expect_column(const struct rk_batch *batch, const char *name, int64_
     }
 }
 
-/* Goal: a pair becomes two rows, padded on the right; the response part is all but the first column. Digit d
- * has the id d + 2, the end token 1, padding 0. */
+/* Goal: a pair becomes two rows, padded on the right; the response part is all columns except the first.
+ * Digit d has the id d + 2, the end token 1, padding 0. */
 static void test_collate_pads_on_the_right(void **state)
 {
     static const int64_t ids[] = {3, 4, 5, 1, 0, 3, 4, 6, 7, 1}, attention[] = {1, 1, 1, 1, 0, 1, 1, 1, 1, 1};

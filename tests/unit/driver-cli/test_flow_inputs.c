@@ -1,4 +1,4 @@
-/* What a flow reads of a model's configuration. */
+/* The values that a flow reads from a model's configuration. */
 #include "driver-cli/driver/flows/steps_internal.h"
 
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "proto/rk_methods.h"
 #include "tests/support/test.h"
 
-/* Goal: ids of -1 are none, as in configurations that say so; padding falls back to the end token, then to 0.
+/* Goal: an id of -1 means none, as in some configurations; padding falls back to the end token, then to 0.
  */
 static void test_flow_inputs_token_ids(void **state)
 {
@@ -62,7 +62,7 @@ static void test_flow_inputs_token_ids(void **state)
 
 /* A student of the digits example with a teacher in a directory of its own. */
 struct teacher_fixture {
-    char *dir, *data, *config, *tokenizer, *text; /* text: of the student's tokenizer.json */
+    char *dir, *data, *config, *tokenizer, *text; /* text: content of the student's tokenizer.json */
     char *overrides[8];
 };
 
@@ -100,9 +100,9 @@ static void teacher_fixture_fini(struct teacher_fixture *f)
     rk_free(f->dir);
 }
 
-/* Goal: a teacher whose vocabulary is not the student's is refused with the file and what differs; rows of
- * padding are not the vocabulary, and more ids than the smaller one has are not there. One that this machine
- * does not have is left to the daemons. Digits has 14 tokens. */
+/* Goal: a teacher whose vocabulary differs from the student's is refused with the file and the difference;
+ * padding rows are not part of the vocabulary, and ids beyond the smaller vocabulary are not available. A
+ * teacher that is not on this machine is checked by the daemons. Digits has 14 tokens. */
 static void test_flow_inputs_teacher_has_the_vocabulary_of_the_student(void **state)
 {
     static const struct {
@@ -194,7 +194,7 @@ static void test_flow_inputs_topk_beyond_the_vocabulary_is_refused(void **state)
 #define APPLY    "reward.reward_model.apply_chat_template="
 #define CHAT_ROW "{\"prompt\": [{\"role\": \"user\", \"content\": \"1,2\"}]}"
 #define TEXT_ROW "{\"prompt\": \"1,2\"}"
-/* Of the policy, and of the reward model. */
+/* Templates of the policy and of the reward model. */
 #define POLICY_TEMPLATE "{% for m in messages %}{{ m.content }}{% endfor %}:"
 #define REWARD_TEMPLATE "{% for m in messages %}{{ m.content }}<eos>{% endfor %}"
 
@@ -204,9 +204,10 @@ static const struct reward_case {
     const char *to;       /* tokenizer.json has this instead of "7": 9; NULL: the policy's */
     const char *template; /* NULL: the directory has none */
     const char *row;
-    const char *key;     /* of the job, besides */
+    const char *key;     /* an additional setting of the job */
     const char *message; /* NULL: fine, */
-    const char *text;    /* and the response "3" is read as this text; NULL: in the policy's tokens */
+    const char *text;    /* the text in which the response "3" is scored; NULL: the policy's tokens are
+                          * used */
 } reward_cases[] = {
     {SAME, true, NULL, NULL, TEXT_ROW, NULL, NULL, NULL},
     {SAME, true, NULL, REWARD_TEMPLATE, TEXT_ROW, NULL, NULL, NULL},
@@ -264,7 +265,7 @@ static char *make_reward_dir(const struct reward_case *row, const char *tokenize
     return dir;
 }
 
-/* What the model reads of the first prompt with the response "3". */
+/* Checks the text that the model receives for the first prompt with the response "3". */
 static void check_reward_text(const struct rk_flow_inputs *inputs, const char *expected)
 {
     const struct rk_prompt_inputs *prompts = rk_flow_prompt_inputs(inputs);
@@ -306,7 +307,7 @@ static void check_reward_model(const struct reward_case *row, const char *tokeni
         assert_fails(rk_flow_inputs_load(&inputs, job, "/"), RK_INVALID_ARGUMENT, row->message);
     } else {
         assert_ok(rk_flow_inputs_load(&inputs, job, "/"));
-        assert_null(rk_flow_prompt_inputs(&inputs)->reward); /* the model alone scores */
+        assert_null(rk_flow_prompt_inputs(&inputs)->reward); /* only the model scores */
         assert_string_equal(rk_flow_own_model(&inputs, RK_ROLE_REWARD), dir);
         check_reward_text(&inputs, row->text);
     }
@@ -318,8 +319,9 @@ static void check_reward_model(const struct reward_case *row, const char *tokeni
     rk_free(dir);
 }
 
-/* Goal: a reward model reads the policy's tokens where they mean the same to it, else texts in its own; what
- * cannot be one is refused with the file and what it lacks. */
+/* Goal: a reward model receives the policy's tokens if its tokenizer and template are equal, else texts
+ * encoded with its own tokenizer; a directory that is not a reward model is refused with the file and the
+ * missing part. */
 static void test_flow_inputs_reward_model_has_a_head_and_tokens(void **state)
 {
     char *path = rk_test_fixture_path("../examples/digits/tokenizer.json");
@@ -344,7 +346,7 @@ static void test_flow_inputs_reward_model_has_a_head_and_tokens(void **state)
 
 static const struct critic_case {
     const char *config; /* NULL: the directory is not on this machine */
-    const char *file;   /* a file beside it, of the head's tensor or another one; NULL: none */
+    const char *file;   /* a weight file with the head's tensor or another tensor; NULL: none */
     bool has_head;
     const char *message; /* NULL: fine */
 } critic_cases[] = {
@@ -416,8 +418,8 @@ static void check_critic(const struct critic_case *row, const char *data)
     rk_free(name);
 }
 
-/* Goal: a critic that lacks the head which its config.json promises, and would get a new one, or that has
- * another vocabulary, is refused with the file and what it lacks. */
+/* Goal: a critic whose config.json declares a head that the weights lack (it would be initialized anew), or
+ * that has another vocabulary, is refused with the file and the missing part. */
 static void test_flow_inputs_critic_has_a_head_and_the_vocabulary(void **state)
 {
     char *data = rk_test_temp_path("data.jsonl");

@@ -1,4 +1,4 @@
-/* Numbers of a step against values worked out by hand. */
+/* Metrics of a step against values computed by hand. */
 #include "driver-cli/driver/flows/steps_internal.h"
 
 #include <math.h>
@@ -66,8 +66,8 @@ static void test_flow_probs_diff_compares_probabilities_under_the_mask(void **st
     rk_json_free(empty);
 }
 
-/* Goal: what the sampled check of a step says: the largest difference under the mask always, an error with
- * row and token only where both sides have to be equal. */
+/* Goal: the result of a step's sampled check: always the largest difference under the mask; an error with row
+ * and token only if both sides have to be equal. */
 static void test_flow_compare_log_probs_finds_the_worst_token(void **state)
 {
     static const float old[] = {-1, -2, 0, -1.5f, -3, -9}, rollout[] = {-1, -2.25f, 0, -1.5f, -2.5f, 0};
@@ -152,7 +152,7 @@ static void test_flow_data_metrics_hand_made_batch_gives_worked_values(void **st
     rk_batch_destroy(batch);
 }
 
-/* Goal: the worked numbers of a critic, over the tokens that count; without values there are none. */
+/* Goal: the worked metrics of a critic, over the tokens under the mask; without values there are none. */
 static void test_flow_data_metrics_of_a_critic_give_worked_values(void **state)
 {
     static const int64_t mask[9] = {1, 1, 0, 1, 1, 0, 0, 0, 0};
@@ -180,8 +180,8 @@ static void test_flow_data_metrics_of_a_critic_give_worked_values(void **state)
     rk_batch_destroy(batch);
 }
 
-/* Goal: a response that was dropped keeps its length and is in no mean of scores and advantages; when all are
- * dropped the mean is null. */
+/* Goal: a dropped response counts in the lengths and not in the means of scores and advantages; when all are
+ * dropped these means are null. */
 static void test_flow_data_metrics_dropped_rows_have_no_score(void **state)
 {
     static const int64_t first_dropped[9] = {0, 0, 0, 1, 1, 1, 0, 0, 0}, all_dropped[9] = {0};
@@ -231,7 +231,8 @@ static void test_flow_data_metrics_missing_column_is_named(void **state)
     rk_batch_destroy(batch);
 }
 
-/* 1.5 s over 300 tokens are 5 ms a token; 1000 tokens in 2 s on 8 devices are 62.5 a second and device. */
+/* 1.5 s over 300 tokens are 5 ms per token; 1000 tokens in 2 s on 8 devices are 62.5 tokens per second and
+ * device. */
 static void test_flow_speed_metrics_worked_values(void **state)
 {
     struct rk_json *metrics = rk_json_new_object();

@@ -1,5 +1,5 @@
 /* Whole PPO steps against a reimplementation in PyTorch (tests/golden/gen/make_ppo.py), with real daemons:
- * the flow is that of flow_rl.c with responses from a file in the place of generated ones, and a comparison
+ * the flow is that of flow_rl.c with responses from a file instead of generated ones, and a comparison
  * at the end of each step. */
 #include "driver-cli/driver/flows/steps_internal.h"
 
@@ -36,7 +36,7 @@ static const struct golden *golden_of(const struct rk_flow_context *ctx)
 
 /* --- steps of the test --- */
 
-/* The prompts of the file are those that the job's data give. */
+/* Asserts that the prompts of the file equal those of the job's data. */
 static void assert_prompts(struct rk_flow_context *ctx)
 {
     const struct rk_dataset_row *const *prompts = rk_flow_prompt_state(ctx)->rows;
@@ -69,7 +69,7 @@ static double error_of(double actual, double expected)
     return isfinite(actual) ? fabs(actual - expected) / fmax(1.0, fabs(expected)) : INFINITY;
 }
 
-/* Under the mask: what stands behind the end of a response says nothing. */
+/* Compares under the mask only: values after the end of a response are undefined. */
 static void check_column(const struct rk_flow_context *ctx, const char *name)
 {
     const char *column = name + strlen(EXPECTED);
@@ -207,7 +207,7 @@ static float *read_f32(const struct rk_st_file *file, const char *name, int64_t 
     return values;
 }
 
-/* The bound is absolute: parameters are of the order of one, and have moved by a hundredth or more. */
+/* The bound is absolute: parameters are of the order of 1 and have changed by 0.01 or more. */
 static void check_parameter(const struct rk_st_file *actual, const struct rk_st_file *expected,
                             const char *name)
 {
@@ -257,8 +257,8 @@ static const struct {
     {"tp=2 dp=2", "actor_rollout_ref.actor." RK_JOB_TP "=2", 4},
 };
 
-/* Goal: every column, every metric and every parameter of both models. Method: the steps of the case, of
- * which the second and later ones begin with what the ones before have made of the models. */
+/* Goal: every column, every metric and every parameter of both models. Method: the steps of the case, where
+ * each step starts from the models that the previous step left. */
 static void check_case(const char *name)
 {
     char *fixture = rk_format("golden/ppo/%s", name);

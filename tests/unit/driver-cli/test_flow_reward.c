@@ -1,5 +1,4 @@
-/* What becomes of the rows of a batch whose scores are missing, and the metrics of what came beside the
- * scores. */
+/* The rows of a batch without scores, and the metrics of additional values that a scorer returns. */
 #include "driver-cli/driver/flows/steps_internal.h"
 
 #include <math.h>
@@ -59,7 +58,7 @@ static void test_flow_drop_unscored_clears_their_masks_and_lone_rows(void **stat
     rk_batch_destroy(batch);
 }
 
-/* Goal: where rows are not compared with others, one that is alone stays. */
+/* Goal: if the estimator does not compare rows within groups, a single remaining row stays. */
 static void test_flow_drop_unscored_without_groups_keeps_lone_rows(void **state)
 {
     struct rk_reward_result results[ROWS] = {0};
@@ -138,8 +137,8 @@ static void test_flow_reward_metrics_count_outcomes_and_average_extras(void **st
 
 /* --- DAPO --- */
 
-/* Goal: the worked numbers of max_resp_len 20 and a buffer of 4; what the score was stands beside it, and
- * rows without a score have none after it. */
+/* Goal: the worked numbers of max_resp_len 20 and a buffer of 4; the original score is kept as an additional
+ * value, and rows without a score still have none afterwards. */
 static void test_overlong_takes_score_from_long_responses(void **state)
 {
     static const struct {
@@ -163,7 +162,7 @@ static void test_overlong_takes_score_from_long_responses(void **state)
         lengths[i] = cases[i].length;
         results[i].score = 2.0;
     }
-    results[0].extra = rk_json_new_object(); /* of a scorer that names what it gives */
+    results[0].extra = rk_json_new_object(); /* of a scorer that returns named values */
     rk_json_set(results[0].extra, "acc", rk_json_new_real(0.5));
     results[LAST].is_dropped = true;
     assert_ok(rk_job_load(&job, NULL, keys, RK_ARRAY_LEN(keys) - 1));
@@ -186,7 +185,7 @@ static void test_overlong_takes_score_from_long_responses(void **state)
     rk_reward_results_fini(results, COUNT);
 }
 
-/* Goal: a group carries signal when two of its scored rows differ; one of a single row stays. */
+/* Goal: a group is kept if two of its scored rows differ; a group of one row is kept. */
 static void test_filter_keeps_groups_whose_values_differ(void **state)
 {
     static const struct {
@@ -206,7 +205,8 @@ static void test_filter_keeps_groups_whose_values_differ(void **state)
     }
 }
 
-/* Goal: a plain score is acc and score; beside a score stand the names that the scorer gives. */
+/* Goal: a plain score is available as acc and score; a scorer's named values are available under their names
+ * in addition to score. */
 static void test_filter_value_is_what_the_reward_gives(void **state)
 {
     struct rk_reward_result plain = {.score = 0.25}, named = {.score = 1.5, .extra = rk_json_new_object()};

@@ -1,5 +1,5 @@
-/* Futures against daemons whose timing the test decides: which call is offered when, what a cancel reaches,
- * and what cannot be done while calls are in flight. */
+/* Futures with daemons whose timing the test controls: when each call is offered, the effect of a cancel, and
+ * operations that are refused while calls are in flight. */
 #include "driver-cli/driver/driver_internal.h"
 
 #include <pthread.h>
@@ -13,7 +13,7 @@
 #define NUM_GROUPS 2
 #define SLOW_MS    300
 
-/* What the daemon of group 0 saw, a letter an event: h header, c commit, x cancel, e end. */
+/* The events at the daemon of group 0, one letter each: h header, c commit, x cancel, e end. */
 static struct {
     pthread_mutex_t lock;
     char text[64];
@@ -91,7 +91,7 @@ static int stop_groups(void **state)
     return 0;
 }
 
-/* --- what the daemons do --- */
+/* --- behaviours of the daemons --- */
 
 static const struct rk_execute_response empty_result = {.kind = RK_RESPONSE_RESULT};
 
@@ -177,7 +177,7 @@ static void take(struct rk_future *future)
     rk_driver_result_fini(&result);
 }
 
-/* Waits for so many headers and commits; ends are counted with them. */
+/* Waits until these numbers of headers, commits and ends have been counted. */
 static void wait_counts(int num_headers, int num_commits, int num_ends)
 {
     int counts[3] = {0};
@@ -202,7 +202,7 @@ static void wait_counts(int num_headers, int num_commits, int num_ends)
 
 /* --- tests --- */
 
-/* Goal: a started call runs to its end without any help, and its result can be taken later. */
+/* Goal: a started call runs to its end without further API calls, and its result can be taken later. */
 static void test_future_goes_on_by_itself(void **state)
 {
     struct groups *groups = *state;
@@ -216,8 +216,8 @@ static void test_future_goes_on_by_itself(void **state)
     take(future);
 }
 
-/* Goal: the second call on the same ranks is offered when the first is committed, not before, and not after
- * its end; a synchronous call queues up behind both. */
+/* Goal: the second call on the same ranks is offered once the first is committed, neither before that nor
+ * only after its end; a synchronous call is queued after both. */
 static void test_future_next_is_offered_while_first_runs(void **state)
 {
     struct groups *groups = *state;
@@ -265,7 +265,8 @@ static void test_future_two_groups_at_once(void **state)
                  "actor.get_mesh_info: cancelled: enough");
 }
 
-/* Goal: a cancelled call is CANCELLED, the daemon hears of it after the commit, and the group takes the next.
+/* Goal: a cancelled call is CANCELLED, the daemon receives the cancel after the commit, and the group runs
+ * the next call.
  */
 static void test_future_cancelled_while_it_runs(void **state)
 {
@@ -283,8 +284,8 @@ static void test_future_cancelled_while_it_runs(void **state)
     take(start(&groups->at[0], be_quick));
 }
 
-/* Goal: a call that waits for its turn is cancelled without reaching the daemon, its number stays free; one
- * that is being offered is taken back. */
+/* Goal: a queued call is cancelled without reaching the daemon, and its sequence number can be used again; a
+ * call that is being offered is withdrawn. */
 static void test_future_cancelled_before_it_begins(void **state)
 {
     struct groups *groups = *state;
@@ -301,8 +302,8 @@ static void test_future_cancelled_before_it_begins(void **state)
     assert_int_equal(fake_daemon_seq(groups->at[0].daemon), 1);
 }
 
-/* Goal: a header that overtook the commit before it is offered again, until it is taken; the same refusal of
- * a call that had no call before it is an error. */
+/* Goal: a header that overtook the commit before it is offered again until it is accepted; the same refusal
+ * of a call that had no call before it is an error. */
 static void test_future_overtaken_commit(void **state)
 {
     struct groups *groups = *state;
@@ -319,7 +320,7 @@ static void test_future_overtaken_commit(void **state)
                  RK_FAILED_PRECONDITION, "SEQ_GAP");
 }
 
-/* Goal: no more calls are sent to a daemon than its queue takes. */
+/* Goal: the number of calls sent to a daemon does not exceed its queue's capacity. */
 static void test_future_queue_of_the_daemon(void **state)
 {
     struct groups *groups = *state;
@@ -334,7 +335,7 @@ static void test_future_queue_of_the_daemon(void **state)
         rk_future_drop(futures[i]);
 }
 
-/* Goal: while a call is in flight, what would change the group under it is refused by name. */
+/* Goal: while a call is in flight, operations that would change the group are refused by name. */
 static void test_future_keeps_the_group(void **state)
 {
     struct groups *groups = *state;
@@ -348,7 +349,8 @@ static void test_future_keeps_the_group(void **state)
     assert_ok(rk_driver_adopt(driver));
 }
 
-/* Goal: wrong arguments come from the start, without a future; an interrupt ends all calls in flight. */
+/* Goal: errors of arguments are returned by the start itself, without a future; an interrupt ends all calls
+ * in flight. */
 static void test_future_arguments_and_interrupt(void **state)
 {
     struct groups *groups = *state;

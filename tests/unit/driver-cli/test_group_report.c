@@ -1,4 +1,4 @@
-/* Which daemons of a group hold which parts, from what they say of themselves. */
+/* Which daemons of a group hold which parts, according to their own status. */
 #include "driver-cli/driver/group_report_internal.h"
 
 #include <string.h>
@@ -11,7 +11,7 @@
 /* A daemon of the group: 'a' actor and rollout, 'e' configured without models, 'n' new process, 'x' lost. */
 struct report_case {
     const char *label;
-    struct rk_mesh_spec mesh; /* of the actor; the rollout's is the same */
+    struct rk_mesh_spec mesh; /* mesh of the actor; the rollout has the same mesh */
     const char *workers;
     const char *parts; /* first letters of rk_part_name */
     rk_group_action_t action;
@@ -109,7 +109,7 @@ static void test_rk_group_report_make_cases(void **state)
     }
 }
 
-/* Goal: an error keeps its code, and gets the reason only where the group is incomplete. */
+/* Goal: an error keeps its code, and the reason is added only if the group is incomplete. */
 static void test_rk_group_report_explain_keeps_the_code(void **state)
 {
     const struct rk_mesh_spec spec = {.dp = 2};

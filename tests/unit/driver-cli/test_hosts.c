@@ -1,5 +1,5 @@
-/* Address lists: what is taken, in which order, and what is refused with which words. The tables are in
- * tests/golden/hosts/cases.json, which the tests of the Python client read too. */
+/* Address lists: accepted forms, their order, and the messages of refused ones. The tables are in
+ * tests/golden/hosts/cases.json, which the tests of the Python client also read. */
 #include "driver-cli/rk_driver.h"
 
 #include <string.h>
@@ -61,8 +61,8 @@ static void test_hosts_parse_socket_name_too_long_is_refused(void **state)
     assert_fails(rk_hosts_parse(&hosts, text), RK_INVALID_ARGUMENT, "socket name of 108 bytes");
 }
 
-/* Goal: a file holds one address a line, with comments; its lines mix with addresses given directly, and a
- * bad line is named. */
+/* Goal: a file has one address per line, with comments; it can be combined with addresses given directly, and
+ * an invalid line is named. */
 static void test_hosts_parse_file_lines_and_comments(void **state)
 {
     static const char good[] = "# the first rack\nnode1:7000\n  node2:7000  # spare\n\nunix:/a,unix:/b , # "

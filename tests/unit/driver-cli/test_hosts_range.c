@@ -1,5 +1,5 @@
-/* What one term of a host list stands for: ranges as Slurm expands them, the daemons of a Slurm job, the
- * addresses of a name. */
+/* The expansion of one term of a host list: ranges as in Slurm, the daemons of a Slurm job, the addresses of
+ * a name. */
 #include "driver-cli/driver/hosts_internal.h"
 
 #include <arpa/inet.h>
@@ -23,8 +23,8 @@ static struct rk_status *join(void *user, const char *name)
     return NULL;
 }
 
-/* Goal: rankctl gives daemons the ranks that a job's own scripts expect. Method: the lists of a file with
- * what scontrol itself printed for them. */
+/* Goal: rankctl assigns the ranks that a job's own scripts expect. Method: lists from a file with the output
+ * of scontrol for them. */
 static void test_ranges_are_expanded_as_scontrol_does(void **state)
 {
     char *path = rk_test_fixture_path("golden/hosts/scontrol.tsv");
@@ -57,7 +57,7 @@ static void test_ranges_are_expanded_as_scontrol_does(void **state)
     rk_free(path);
 }
 
-/* All of them are refused by scontrol as well, but for those that end in a name it makes up. */
+/* scontrol refuses all of them as well, except those for which it outputs an invented name. */
 static void test_bad_ranges_are_named_with_their_character(void **state)
 {
     struct rk_json *cases = host_cases("bad_ranges", 21);
@@ -122,7 +122,7 @@ static void test_slurm_job_gives_ports_host_by_host(void **state)
     rk_json_free(cases);
 }
 
-/* Older versions of Slurm set this one only. */
+/* Older versions of Slurm set only this variable. */
 static void test_slurm_nodelist_is_read_too(void **state)
 {
     struct rk_str names = {0};
@@ -154,7 +154,7 @@ static void test_bad_slurm_jobs_are_refused_with_the_variable(void **state)
     rk_json_free(cases);
 }
 
-/* Goal: the last ports of a node stay below 65536. */
+/* Goal: port ranges that exceed 65535 are refused. */
 static void test_slurm_ports_past_the_last_are_refused(void **state)
 {
     struct rk_hosts hosts;
@@ -184,7 +184,7 @@ static void fill(struct answer *answer, const char *text)
                      1);
 }
 
-/* Goal: every driver that asks gets the same ranks, in whatever order the server answers. */
+/* Goal: the rank order does not depend on the order of the server's answers. */
 static void test_dns_addresses_are_sorted_by_number_and_told_once(void **state)
 {
     static const char *const texts[] = {"10.0.0.10", "fd00::2",  "10.0.0.9", "192.168.0.1",

@@ -23,7 +23,7 @@ static int clear_environment(void **state)
     return 0;
 }
 
-/* CACHE/models--Org--Name with a snapshot; refs/main holds `ref`. Gives the snapshot's path. */
+/* CACHE/models--Org--Name with a snapshot; refs/main holds `ref`. Returns the snapshot's path. */
 static char *make_snapshot(const char *cache, const char *ref)
 {
     char *repository = rk_format("%s/models--Org--Tiny-1.5B", cache),
@@ -54,7 +54,7 @@ static const struct {
               {"HF_HOME", "home", "home/hub"},
               {"HF_HUB_CACHE", "cache", "cache"}};
 
-/* Goal: each place wins over those in front of it, as for huggingface_hub. */
+/* Goal: each setting takes precedence over those before it in this test, as in huggingface_hub. */
 static void test_resolve_finds_the_snapshot_of_main_in_the_cache(void **state)
 {
     (void)state;
@@ -95,7 +95,7 @@ static void test_resolve_directory_wins_over_the_cache(void **state)
     clear_environment(NULL);
 }
 
-/* Goal: what refs/main holds cannot lead out of the cache, and a download that was cut short is none. */
+/* Goal: the content of refs/main cannot lead out of the cache, and an incomplete download is not accepted. */
 static void test_resolve_bad_reference_is_not_followed(void **state)
 {
     static const char *const refs[] = {"", "../../../etc", "main", "fedcba9876543210", COMMIT "/..", "\n"};

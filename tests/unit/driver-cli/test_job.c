@@ -1,4 +1,4 @@
-/* Job files: verl's names, refusals that name line and key, what keys leave open. */
+/* Job files: verl's names, errors that name line and key, and values derived from other keys. */
 #include "driver-cli/driver/job_internal.h"
 
 #include <string.h>
@@ -105,7 +105,7 @@ static void test_job_load_missing_file_is_not_found(void **state)
     assert_fails(rk_job_load(&job, "/does/not/exist.json", NULL, 0), RK_NOT_FOUND, "/does/not/exist.json");
 }
 
-/* Goal: verl's defaults, and flags over the file. */
+/* Goal: verl's defaults; flags take precedence over the file. */
 static void test_job_load_defaults_are_verls(void **state)
 {
     struct rk_config *job = test_minimal_job((const char *const[]){"algorithm.kl_ctrl.kl_coef=0.5"}, 1);
@@ -135,7 +135,7 @@ static const struct {
     {{"~reward.name", "reward.custom_reward_function.name=compute_score"}, "auto", NULL},
 };
 
-/* Goal: verl's keys select the function, and without any the score goes by data_source, as in verl. */
+/* Goal: verl's keys select the function, and without them data_source selects the score, as in verl. */
 static void test_job_reward_verls_keys_select_the_row(void **state)
 {
     (void)state;
@@ -152,7 +152,7 @@ static void test_job_reward_verls_keys_select_the_row(void **state)
     }
 }
 
-/* Goal: a job that is copied elsewhere finds its reward, and the files of its connections. */
+/* Goal: a job that is copied elsewhere finds its reward program and the files of its connections. */
 static void test_job_make_absolute_resolves_the_paths_of_the_reward(void **state)
 {
     static const struct {
@@ -183,7 +183,8 @@ static void test_job_make_absolute_resolves_the_paths_of_the_reward(void **state
     }
 }
 
-/* Goal: the dtype follows what the daemons run on, unless the job says it; its `device` has no part in it. */
+/* Goal: the dtype depends on the daemons' devices unless the job sets it; the job's `device` has no
+ * influence. */
 static void test_job_dtype_follows_the_devices(void **state)
 {
     struct rk_config *open = test_minimal_job((const char *const[]){"device=cuda"}, 1);
@@ -197,7 +198,7 @@ static void test_job_dtype_follows_the_devices(void **state)
     rk_config_destroy(set);
 }
 
-/* Goal: what verl's SFT trainer has below data is the actor's here. */
+/* Goal: keys that verl's SFT trainer has below data set the actor's keys. */
 static void test_job_load_takes_the_keys_of_verl_for_sft(void **state)
 {
     const char *const more[] = {"algorithm=sft", "data.use_dynamic_bsz=true",
@@ -211,7 +212,7 @@ static void test_job_load_takes_the_keys_of_verl_for_sft(void **state)
     rk_config_destroy(job);
 }
 
-/* Goal: the short form goes with the section's other members, whichever comes first. */
+/* Goal: the short form can be combined with the section's other members, in any order. */
 static void test_job_load_algorithm_in_short_keeps_its_section(void **state)
 {
     static const char *const orders[][2] = {{"algorithm=dpo", "algorithm.dpo.beta=0.25"},
@@ -227,7 +228,7 @@ static void test_job_load_algorithm_in_short_keeps_its_section(void **state)
     }
 }
 
-/* Goal: what rollout and ref leave open is the actor's. */
+/* Goal: unset keys of rollout and ref take the actor's values. */
 static void test_job_log_prob_micro_inherits_from_the_actor(void **state)
 {
     const char *const changes[] = {REF "log_prob_micro_batch_size_per_gpu=7",
@@ -245,7 +246,8 @@ static void test_job_log_prob_micro_inherits_from_the_actor(void **state)
     rk_config_destroy(job);
 }
 
-/* Goal: the daemons reserve for the largest micro-batch that the plan can cut, and not for an empty promise.
+/* Goal: the daemons reserve memory for the largest micro-batch that the plan can produce, not for a larger
+ * configured limit.
  */
 static void test_job_micro_tokens_are_the_most_that_come(void **state)
 {
@@ -258,7 +260,7 @@ static void test_job_micro_tokens_are_the_most_that_come(void **state)
         {{.micro_batch_rows = 100, .max_token_len = 16384}, 1, 16 * 16}, /* 8 prompts, 2 samples each */
         {{.use_dynamic_bsz = true, .max_token_len = 100}, 1, 100},
         {{.use_dynamic_bsz = true, .max_token_len = 16384}, 1, 16 * 16},
-        {{.micro_batch_rows = 2, .max_token_len = 16384}, 3, 11}, /* ranks share a micro-batch */
+        {{.micro_batch_rows = 2, .max_token_len = 16384}, 3, 11}, /* the ranks share a micro-batch */
     };
     struct rk_config *job = test_minimal_job(NULL, 0);
 
@@ -268,7 +270,7 @@ static void test_job_micro_tokens_are_the_most_that_come(void **state)
     rk_config_destroy(job);
 }
 
-/* Goal: values that a key cannot have are refused with its name. */
+/* Goal: values out of a key's range are refused with the key's name. */
 static void test_job_load_values_out_of_range_name_their_key(void **state)
 {
     static const char *const values[] = {
@@ -323,7 +325,7 @@ static void test_job_load_values_out_of_range_name_their_key(void **state)
 /* --- roles --- */
 
 /* Goal: a job has the reference when its keys ask for it, with the actor's tensor-parallel size or its own;
- * the rollout stands where the actor stands. */
+ * the rollout is on the actor's ranks. */
 static void test_job_roles_follow_flow_and_keys(void **state)
 {
     static const struct {
@@ -355,8 +357,8 @@ static void test_job_roles_follow_flow_and_keys(void **state)
     }
 }
 
-/* Goal: an estimator that needs values, or the key, brings a critic; what its section leaves open is the
- * actor's, but for verl's learning rate. */
+/* Goal: an estimator that needs values, or the key, adds a critic; unset keys of its section take the actor's
+ * values, except the learning rate, which is verl's default. */
 static void test_job_critic_inherits_from_the_actor(void **state)
 {
     static const char *const open[] = {"algorithm.adv_estimator=gae", ACTOR "ppo_epochs=3",
@@ -399,7 +401,7 @@ static void test_job_critic_inherits_from_the_actor(void **state)
     rk_config_destroy(job);
 }
 
-/* Goal: with a critic a checkpoint stays as long as either of its roles asks for it. */
+/* Goal: with a critic a checkpoint is kept as long as one of the two roles' limits keeps it. */
 static void test_job_keeps_the_larger_number_of_checkpoints(void **state)
 {
     static const struct {

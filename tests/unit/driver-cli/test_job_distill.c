@@ -23,7 +23,7 @@ static struct rk_config *load(const char *const changes[MAX])
     return job;
 }
 
-/* Goal: what has no effect, or none that was meant, is named; the rest is fine. */
+/* Goal: settings without effect, or with an unintended effect, are named; others are accepted. */
 static void test_distill_rule_names_contradictions(void **state)
 {
     static const struct {
@@ -63,7 +63,7 @@ static void test_distill_rule_names_contradictions(void **state)
     }
 }
 
-/* Goal: values that a key cannot have are refused with its name. */
+/* Goal: values out of a key's range are refused with the key's name. */
 static void test_distill_values_out_of_range_name_their_key(void **state)
 {
     static const char *const values[] = {
@@ -88,7 +88,7 @@ static void test_distill_values_out_of_range_name_their_key(void **state)
     }
 }
 
-/* Goal: a job has a teacher for either way of learning from it, and a top-k only where the loss reads one. */
+/* Goal: a job has a teacher for both forms of distillation, and a top-k only if the loss uses it. */
 static void test_distill_teacher_and_topk_follow_the_keys(void **state)
 {
     static const struct {

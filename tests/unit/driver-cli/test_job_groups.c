@@ -16,7 +16,7 @@ static void add(void *user, const struct rk_config_key *key)
     rk_array_append(&((struct shown *)user)->keys, key);
 }
 
-/* Goal: a new key is shown, whatever it begins with, and only once. */
+/* Goal: every key, whatever its prefix, is shown exactly once. */
 static void test_every_key_is_in_one_group(void **state)
 {
     struct shown shown = {0};
@@ -64,7 +64,8 @@ struct placed {
     const char *path, *title;
 };
 
-/* The longest prefix counts: a reward model is no part of the rewards, a clip ratio none of the batches. */
+/* The longest prefix decides: a reward model does not belong to the rewards, a clip ratio not to the
+ * batches. */
 static const struct placed placed[] = {
     {"data.shuffle", "data"},
     {"algorithm.gamma", "advantages, filters, KL in the reward"},

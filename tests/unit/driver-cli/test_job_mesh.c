@@ -1,4 +1,4 @@
-/* Where the roles of a job stand: meshes from keys, what they refuse, and what the daemons are told. */
+/* The meshes of a job's roles: meshes from keys, refused values, and the options sent to the daemons. */
 #include "driver-cli/driver/flows/flows_internal.h"
 
 #include <stdio.h>
@@ -62,8 +62,8 @@ static char *describe(const struct rk_config *job, uint32_t role, int32_t world_
 #define TRAIN   " tp-cp-ep-dp-pp"
 #define SERVING " pp-tp-dp"
 
-/* Goal: a role's keys make its mesh, and what it leaves open is the actor's; the rollout has the actor's mesh
- * or one of tp and dp. */
+/* Goal: a role's keys define its mesh, and unset ones take the actor's values; the rollout has the actor's
+ * mesh or one of tp and dp. */
 static void test_mesh_create_follows_the_keys(void **state)
 {
     static const struct {
@@ -272,7 +272,7 @@ static void test_pipeline_check_needs_stages(void **state)
     }
 }
 
-/* Goal: a pipeline that cannot have the layers of config.json is refused with the key and a cut that works.
+/* Goal: a pipeline that does not fit the layers of config.json is refused with the key and a valid split.
  */
 static void test_check_layers_names_the_nearest_cut(void **state)
 {
@@ -299,7 +299,7 @@ static void test_check_layers_names_the_nearest_cut(void **state)
          CRITIC PP "4 of role critic: 6 layers do not fit a pipeline of pp=4"},
         {{ACTOR PP "2", ACTOR VPP "3"}, "{\"num_hidden_layers\": 8}", RK_ROLE_ACTOR, "pp=2 vpp=3"},
         {{ACTOR PP "16"}, "{\"num_hidden_layers\": 8}", RK_ROLE_ACTOR, "nearest layout: pp=8"},
-        {{ACTOR PP "3"}, "{}", RK_ROLE_ACTOR, NULL},                           /* the daemons say it */
+        {{ACTOR PP "3"}, "{}", RK_ROLE_ACTOR, NULL},                           /* reported by the daemons */
         {{ACTOR PP "3"}, "{\"num_hidden_layers\": 8}", RK_ROLE_TEACHER, NULL}, /* not needed */
     };
 
@@ -319,7 +319,7 @@ static void test_check_layers_names_the_nearest_cut(void **state)
     }
 }
 
-/* Goal: a rollout has weights of its own exactly where its mesh is not the actor's. */
+/* Goal: a rollout has its own weights exactly if its mesh differs from the actor's. */
 static void test_rollout_shares_weights_where_its_mesh_is_the_actors(void **state)
 {
     static const struct {
@@ -347,9 +347,10 @@ static void test_rollout_shares_weights_where_its_mesh_is_the_actors(void **stat
     }
 }
 
-/* --- what the daemons are told --- */
+/* --- options of init_model --- */
 
-/* Goal: init_model hears of a role's own cut, or of the actor's where the pipeline is the actor's. */
+/* Goal: init_model receives a role's own layer split, or the actor's if the role uses the actor's
+ * pipeline. */
 static void test_set_layout_writes_the_options_of_init_model(void **state)
 {
 #define SP_ON  "{\"megatron.sequence_parallel\":true}"
@@ -403,7 +404,7 @@ static void test_set_layout_writes_the_options_of_init_model(void **state)
     }
 }
 
-/* Goal: all roles with a model have the keys, below verl's names. */
+/* Goal: all roles with a model have the mesh keys, below verl's names. */
 static void test_roles_have_the_keys_of_a_mesh(void **state)
 {
     static const char *const changes[MAX_CHANGES] = {

@@ -1,4 +1,5 @@
-/* Rollout correction in job files: presets, what contradicts them, and where old_log_probs come from. */
+/* Rollout correction in job files: presets, settings that contradict them, and the source of
+ * old_log_probs. */
 #include <string.h>
 
 #include "base/rk_alloc.h"
@@ -39,7 +40,7 @@ static void assert_text(const char *got, const struct rk_json *want)
     rk_free(text);
 }
 
-/* Goal: a preset's name stands for the keys that verl's constructor of that name sets. */
+/* Goal: a preset sets the same keys as verl's constructor of that name. */
 static void test_presets_are_verls(void **state)
 {
     char *path = rk_test_fixture_path("golden/rollout_correction/presets.json");
@@ -175,7 +176,7 @@ static const struct source_case source_cases[] = {
     {{"numerics=strict", ROLLOUT "top_k=5"}, false},
     {{"numerics=strict", ROLLOUT "top_p=0.9"}, false},
     {{"numerics=strict", ROLLOUT "temperature=0.7"}, true},
-    {{"numerics=strict", ROLLOUT "do_sample=false"}, true}, /* greedy log-probs are of temperature 1 */
+    {{"numerics=strict", ROLLOUT "do_sample=false"}, true}, /* greedy log-probs use temperature 1 */
     {{"numerics=strict", ROLLOUT "do_sample=false", ROLLOUT "temperature=0.7"}, false},
     {{"numerics=strict", ROLLOUT "tensor_model_parallel_size=2"}, false},
     {{CORR "bypass_mode=true"}, true},

@@ -24,10 +24,10 @@
 #define GDPO_WEIGHTS "algorithm.gdpo_reward_weights="
 
 struct rule_case {
-    const char *rule; /* the only one that objects */
+    const char *rule; /* the only rule that is violated */
     const char *changes[5];
     int32_t world_size;
-    const char *message; /* NULL: no rule objects */
+    const char *message; /* NULL: no rule is violated */
 };
 
 static const struct rule_case rule_cases[] = {
@@ -329,7 +329,7 @@ static void check_rules(const struct rk_job_rule *rule, const struct rk_config *
     }
 }
 
-/* Goal: each rule objects to its own violation, and no other does. */
+/* Goal: each violation is reported by its own rule and by no other. */
 static void test_job_rules_object_to_their_own_violation_only(void **state)
 {
     (void)state;
@@ -385,7 +385,7 @@ static void test_job_types_are_the_flows(void **state)
     rk_str_fini(&names);
 }
 
-/* Of jobs that train on examples; message NULL: no rule objects. */
+/* Of jobs that train on examples; message NULL: no rule is violated. */
 static const struct {
     const char *changes[4];
     const char *message;

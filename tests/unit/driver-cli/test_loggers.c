@@ -1,5 +1,5 @@
-/* What the loggers write: event files that equal those of TensorBoard's own writer, verl's lines, the lines
- * for people; and what a run that is continued does with what is there. */
+/* The output of the loggers: event files that equal those of TensorBoard's own writer, verl's lines, the
+ * console lines; and the treatment of existing files by a continued run. */
 #include "driver-cli/driver/loggers/loggers_internal.h"
 
 #include <dirent.h>
@@ -35,7 +35,7 @@ static struct rk_config *load(const char *loggers)
     return job;
 }
 
-/* The loggers of a new run directory below the temporary one. */
+/* The loggers of a new run directory in the temporary directory. */
 struct fixture {
     struct rk_config *job;
     char *dir;
@@ -155,7 +155,7 @@ static char *read_events(const struct fixture *f, int count, size_t *bytes)
     return text;
 }
 
-/* Goal: a continued run has a file of its own, which tells readers from which step on the older one is void.
+/* Goal: a continued run writes a new file, which marks the steps of the older file that are void.
  */
 static void test_tensorboard_continued_run_begins_a_file_that_purges(void **state)
 {
@@ -209,8 +209,8 @@ static void test_tensorboard_continued_run_begins_a_file_that_purges(void **stat
     rk_json_free(metrics);
 }
 
-/* Goal: validation samples reach the text dashboard as code, so that a model's text is not markup; others do
- * not. */
+/* Goal: validation samples are written to the text dashboard as code, so that a model's text is not
+ * interpreted as markup; other samples are not written. */
 static void test_tensorboard_samples_are_text_of_validation_only(void **state)
 {
     struct rk_sample sample = {.input = "1 + 1\n# is", .output = "<b>2</b>", .gts = "2", .score = 1.0};
@@ -269,7 +269,7 @@ static void test_tensorboard_directory_that_is_a_file_fails_the_opening(void **s
 
 /* --- file --- */
 
-/* Goal: verl's lines; a continued run keeps the steps before its first, a new one nothing. */
+/* Goal: verl's lines; a continued run keeps the steps before its first step, a new run keeps nothing. */
 static void test_file_lines_are_verls_and_each_step_once(void **state)
 {
     struct fixture f = open_loggers("[\"file\"]", "file");
@@ -316,7 +316,7 @@ static void test_file_path_of_verls_environment_is_taken(void **state)
     rk_free(root);
 }
 
-/* --- JSON Lines that are continued --- */
+/* --- continued JSON Lines files --- */
 
 struct cut_case {
     const char *label, *before, *after;
@@ -375,7 +375,7 @@ static void test_console_prints_a_line_a_step_and_the_means_of_validation(void *
     close_loggers(&f);
 }
 
-/* Goal: a logger that cannot write neither fails nor stays silent, and the others go on. */
+/* Goal: a logger that cannot write warns without failing the run, and the others continue. */
 static void test_loggers_one_that_fails_leaves_the_others_alone(void **state)
 {
     struct fixture f;

@@ -1,4 +1,4 @@
-/* What plans of several roles come to: sums a rank, the role that is too much, what people are told. */
+/* Sums of the memory plans of several roles: per rank, the role that does not fit, and the message. */
 #include "tests/support/test.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@
 
 #define GIB ((int64_t)1 << 30)
 
-/* An answer of a daemon. What is left out is 0. */
+/* An answer of a daemon. Omitted members are 0. */
 struct plan {
     int32_t rank;
     int64_t parameters, optimizer, activations, kv_cache, workspace;
@@ -57,12 +57,12 @@ static void add(struct rk_memory_sum *sum, uint32_t role, const struct plan *pla
         rk_json_free(metas[i]);
 }
 
-/* Actor, critic and rollout on two ranks of 10 GiB, of which a model that the actor replaces holds 1 GiB. The
- * critic is `critic` GiB on rank 1; operators' workspace of 1 GiB is shared. */
+/* Actor, critic and rollout on two ranks of 10 GiB, of which 1 GiB is held by a model that the actor
+ * replaces. The critic is `critic` GiB on rank 1; operators' workspace of 1 GiB is shared. */
 static void make_sum(struct rk_memory_sum *sum, int64_t critic)
 {
     const struct plan actor[] = {
-        {1, 2 * GIB, GIB, 0, 0, GIB, GIB, 10 * GIB, 6 * GIB}, /* answers come in any order */
+        {1, 2 * GIB, GIB, 0, 0, GIB, GIB, 10 * GIB, 6 * GIB}, /* the answers arrive in any order */
         {0, GIB, GIB, 0, 0, GIB, GIB, 10 * GIB, 7 * GIB},
     };
     const struct plan critics[] = {
@@ -85,8 +85,8 @@ static int64_t int_at(const struct rk_json *json, const char *path)
     return rk_json_as_int(rk_json_find_path(json, path), -1);
 }
 
-/* Goal: every rank's roles are added up, shared workspace once, against what is free once replaced models are
- * gone; the rank with the least left is the one that is shown. */
+/* Goal: each rank's roles are added up, shared workspace once, and compared with the memory that is free once
+ * replaced models are released; the rank with the least remaining memory is shown. */
 static void test_sum_of_roles_that_fit(void **state)
 {
     struct rk_memory_sum sum;
@@ -133,7 +133,7 @@ static void add_away(struct rk_memory_sum *sum, uint32_t role, const struct plan
     rk_json_free(meta);
 }
 
-/* Goal: what a role gives back between calls is shown, of all roles as soon as one does. */
+/* Goal: memory that roles release between calls is shown, for all roles if any role releases some. */
 static void test_table_shows_what_roles_give_back(void **state)
 {
     const struct plan actor = {
@@ -160,8 +160,8 @@ static void test_table_shows_what_roles_give_back(void **state)
     rk_memory_sum_fini(&sum);
 }
 
-/* Goal: the first role with which the sum passes what is free is named, with what it takes, what the roles
- * before it have left of what, the largest role, and the keys that help. */
+/* Goal: the first role with which the sum exceeds the free memory is named, with its size, the free and the
+ * remaining memory after the previous roles, the largest role, and the keys that reduce it. */
 static void test_role_that_is_too_much_is_named(void **state)
 {
     static const char *const texts[] = {
@@ -185,7 +185,7 @@ static void test_role_that_is_too_much_is_named(void **state)
     rk_status_free(st);
     rk_memory_sum_fini(&sum);
 
-    make_sum(&sum, 5); /* the critic fits, the rollout behind it does not */
+    make_sum(&sum, 5); /* the critic fits, the rollout after it does not */
     assert_fails(rk_memory_sum_check(&sum), RK_RESOURCE_EXHAUSTED,
                  "role rollout does not fit into the memory of rank 1: it takes 3.00 GiB, 1.00 GiB are left");
     assert_fails(rk_memory_sum_check(&sum), RK_RESOURCE_EXHAUSTED,
@@ -196,8 +196,8 @@ static void test_role_that_is_too_much_is_named(void **state)
     rk_memory_sum_fini(&sum);
 }
 
-/* Goal: a role that cannot even be planned in the room that is left is named with those that take the room;
- * but one of those that is itself too much comes first. */
+/* Goal: a role that cannot be planned in the remaining memory is named with the roles that use the rest; if
+ * one of those does not fit itself, it is named first. */
 static void test_role_without_a_plan_is_named(void **state)
 {
     struct rk_memory_sum sum;
@@ -218,8 +218,8 @@ static void test_role_without_a_plan_is_named(void **state)
     rk_memory_sum_fini(&sum);
 }
 
-/* Goal: the next role is planned in the room that the last one leaves on each rank; a rank that has no part
- * in a role keeps its room. */
+/* Goal: the next role is planned in the memory that the previous ones leave on each rank; on a rank without
+ * the role the remaining memory does not change. */
 static void test_room_goes_from_role_to_role(void **state)
 {
     const struct plan both[] = {{0, GIB, 0, 0, 0, 0, 0, 8 * GIB, 7 * GIB},
@@ -244,7 +244,7 @@ static void test_room_goes_from_role_to_role(void **state)
     rk_memory_sum_fini(&sum);
 }
 
-/* Goal: roles on ranks of their own are held against the memory of these; others are not full. */
+/* Goal: roles on separate ranks are compared with the memory of those ranks only. */
 static void test_roles_on_ranks_of_their_own(void **state)
 {
     const struct plan actor[] = {{1, 3 * GIB, 0, 0, 0, 0, 0, 8 * GIB, 5 * GIB}};
@@ -280,8 +280,8 @@ static void add_on_hosts(struct rk_memory_sum *sum, uint32_t role, struct rk_jso
         rk_json_free(metas[i]);
 }
 
-/* Actor and critic on four ranks with 10 GiB each, of which 0 and 2 are on one host that has `shared` GiB,
- * and a model of 1 GiB to replace on rank 2. */
+/* Actor and critic on four ranks with 10 GiB each; ranks 0 and 2 are on one host with `shared` GiB, and rank
+ * 2 has a model of 1 GiB to replace. */
 static void make_hosts(struct rk_memory_sum *sum, int64_t shared)
 {
     struct rk_json *actor[4], *critic[4];
@@ -298,7 +298,7 @@ static void make_hosts(struct rk_memory_sum *sum, int64_t shared)
     add_on_hosts(sum, RK_ROLE_CRITIC, critic, shared * GIB);
 }
 
-/* Goal: daemons that take from the same memory have to fit together, whatever each may take alone. */
+/* Goal: daemons that share a host's memory have to fit together, not only individually. */
 static void test_ranks_that_share_memory_are_added_up(void **state)
 {
     static const char *const texts[] = {
@@ -313,7 +313,7 @@ static void test_ranks_that_share_memory_are_added_up(void **state)
     const struct rk_json *shared;
 
     (void)state;
-    make_hosts(&sum, 9); /* and the model that makes room */
+    make_hosts(&sum, 9); /* includes the replaced model's memory */
     assert_ok(rk_memory_sum_check(&sum));
     rk_memory_sum_format(&sum, &table);
     assert_non_null(
@@ -348,7 +348,7 @@ static void assert_key(const char *section, const char *key, const char *value)
     rk_free(setting);
 }
 
-/* Goal: every key that a refused run is told to change is one of a job. */
+/* Goal: every key in the advice of a refused run is a job key. */
 static void test_advice_names_keys_of_a_job(void **state)
 {
     int64_t count;
@@ -372,7 +372,7 @@ static void test_advice_names_keys_of_a_job(void **state)
     assert_key(RK_JOB_ROLLOUT, "gpu_memory_utilization", "0.5");
 }
 
-/* Goal: an answer without the figures of a plan, or of a rank that is not there, is refused. */
+/* Goal: an answer without the figures of a plan, or from a non-existing rank, is refused. */
 static void test_answer_that_is_no_plan_is_refused(void **state)
 {
     struct rk_json *meta = plan_json(&(struct plan){.rank = 0, .free = 1});

@@ -1,4 +1,4 @@
-/* What rankctl prints: no terminal obeys what a daemon or another driver sent. */
+/* The output of rankctl: control sequences from a daemon or another driver do not reach the terminal. */
 #include "driver-cli/cmd/cmd_internal.h"
 
 #include <string.h>

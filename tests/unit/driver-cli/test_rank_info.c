@@ -1,5 +1,5 @@
-/* What a daemon says about its place is compared with the mesh arithmetic: one wrong coordinate is found and
- * named. */
+/* The coordinates reported by a daemon are compared with the mesh arithmetic: one wrong coordinate is found
+ * and named. */
 #include "driver-cli/driver/driver_internal.h"
 
 #include <string.h>
@@ -33,13 +33,13 @@ static int drop_roles(void **state)
 
 struct answer {
     const char *label;
-    int32_t rank; /* who is asked */
+    int32_t rank; /* the rank that is asked */
     struct rk_rank_info info;
     struct rk_role_rank roles[2];
     const char *message; /* NULL: fine */
 };
 
-/* The expert grid has the tensor parallel size where nothing else is said. */
+/* The expert grid has the tensor parallel size unless stated otherwise. */
 #define ACTOR(tp, dp)                                                       \
     {                                                                       \
         .role = "actor", .tp_rank = (tp), .etp_rank = (tp), .dp_rank = (dp) \

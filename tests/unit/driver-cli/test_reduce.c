@@ -1,11 +1,11 @@
-/* Metrics of several ranks as one number: who counts, and how. */
+/* The reduction of metrics of several ranks to one number: which ranks count, and how. */
 #include "driver-cli/driver/driver_internal.h"
 
 #include <math.h>
 
 #include "tests/support/test.h"
 
-/* tp 2 x dp 2: ranks 0 and 2 collect, 1 and 3 repeat what their collector says; memory differs on every rank.
+/* tp 2 x dp 2: ranks 0 and 2 collect, 1 and 3 repeat their collector's values; memory differs on every rank.
  */
 static struct rk_metric of_rank[4][5] = {
     {{"loss", 1.0, "", "sum"},

@@ -1,5 +1,5 @@
-/* What is left of a group that has lost daemons: which replicas are whole, and in which order their daemons
- * are the ranks of a world of their own. */
+/* A group that has lost daemons: which replicas are complete, and the order of their daemons as ranks of a
+ * separate world. */
 #include "driver-cli/driver/replicas_internal.h"
 
 #include <stdio.h>
@@ -14,11 +14,11 @@ struct replica_case {
     const char *label;
     struct rk_mesh_spec mesh;
     const char *lost;     /* '1' at the ranks that do not answer */
-    const char *expected; /* "dp: addresses;" of each whole replica */
-    const char *missing;  /* part of what is told; NULL: nothing is */
+    const char *expected; /* "dp: addresses;" of each complete replica */
+    const char *missing;  /* part of the message; NULL: no message */
 };
 
-/* A group of that mesh, as its daemons would tell; rank i has the address of its digit. */
+/* A group of that mesh, as reported by its daemons; the address of rank i contains the digit i. */
 static void make_group(struct rk_driver_worker *workers, struct rk_role_rank *places,
                        const char *const *names, const struct replica_case *c)
 {

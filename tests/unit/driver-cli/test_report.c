@@ -1,5 +1,5 @@
-/* Reports are well-formed HTML, whatever they show: plots, texts of models, long runs; and they are written
- * when it is time. */
+/* Reports are well-formed HTML with any content (plots, texts of models, long runs) and are written at the
+ * right times. */
 #include "driver-cli/driver/report/report_internal.h"
 
 #include <ctype.h>
@@ -128,7 +128,7 @@ static bool read_tag(struct html *html)
     return skip_char(html, '>');
 }
 
-/* Where the document stops being that, or NULL. */
+/* The first position at which the document is not well formed, or NULL. */
 static const char *find_fault(const char *text)
 {
     struct html html = {.at = text};
@@ -224,7 +224,7 @@ static void test_plot_svg_is_well_formed_and_shows_its_input(void **state)
     }
 }
 
-/* Goal: the checker above does find faults. */
+/* Goal: the checker above finds faults. */
 static void test_find_fault_broken_documents_are_found(void **state)
 {
     static const char *const broken[] = {"<a>",          "</a>", "<a><b></a></b>", "<a x=1/>",   "<a>&</a>",
@@ -308,7 +308,7 @@ static char *finish(struct fixture *f, const char *outcome)
     return rk_test_read_file(f->path, NULL);
 }
 
-/* Goal: the page has everything, loads nothing, and does not let text of a model be markup. */
+/* Goal: the page is self-contained and complete, and a model's text is not interpreted as markup. */
 static void test_report_page_is_well_formed_and_escapes_texts(void **state)
 {
     struct rk_sample sample = {.input = "1 < 2 & \"3\"",
@@ -348,7 +348,7 @@ static void test_report_page_is_well_formed_and_escapes_texts(void **state)
     close_report(&f);
 }
 
-/* Goal: a long run gives a page of the size of a short one, and its extremes are still there. */
+/* Goal: a long run gives a page of the size of a short one and keeps its extremes. */
 static void test_report_of_a_long_run_stays_small_and_keeps_extremes(void **state)
 {
     struct fixture f = open_report("long");
@@ -356,7 +356,7 @@ static void test_report_of_a_long_run_stays_small_and_keeps_extremes(void **stat
     char *page;
 
     (void)state;
-    rk_time_inject(&now); /* stands still: nothing is written before the end */
+    rk_time_inject(&now); /* the clock does not advance: nothing is written before the end */
     assert_ok(rk_logger_report.begin(f.state, 1, 20000));
     for (int64_t step = 1; step <= 20000; step++)
         log_metrics(&f, step, (double)(step % 7), step == 12345 ? 777.0 : 1.0);
@@ -365,7 +365,7 @@ static void test_report_of_a_long_run_stays_small_and_keeps_extremes(void **stat
     assert_well_formed(page);
     print_message("%zu bytes\n", strlen(page));
     assert_true(strlen(page) < 100000);
-    assert_shows(page, ">800</text>"); /* the axis reaches beyond 777 */
+    assert_shows(page, ">800</text>"); /* the axis extends beyond 777 */
     assert_shows(page, "20000 / 20000");
     rk_free(page);
     close_report(&f);
@@ -420,7 +420,8 @@ static void test_report_of_a_continued_run_begins_with_its_history(void **state)
     close_report(&f);
 }
 
-/* Goal: a page does not grow with the texts; what is cut is told, at a whole character. */
+/* Goal: the page size does not grow with the texts; texts are cut at character boundaries, and the cut is
+ * stated. */
 static void test_report_long_texts_are_shortened(void **state)
 {
     struct rk_str text = {0};
@@ -445,7 +446,7 @@ static void test_report_long_texts_are_shortened(void **state)
     close_report(&f);
 }
 
-/* Goal: a run that ended before its first step leaves no report of nothing. */
+/* Goal: a run that ended before its first step writes no report. */
 static void test_report_without_a_step_is_not_written(void **state)
 {
     struct fixture f = open_report("nothing");

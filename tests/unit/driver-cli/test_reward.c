@@ -1,5 +1,5 @@
-/* Rewards: configurations that are refused, what becomes of items without a score, and the rows digits, exact
- * and regex on hand-scored answers. Those of verl are in test_reward_verl.c, those with workers in
+/* Rewards: configurations that are refused, items without a score, and the rewards digits, exact and regex on
+ * hand-scored answers. verl's rewards are tested in test_reward_verl.c, those with workers in
  * test_reward_workers.c. */
 #include "driver-cli/rk_reward.h"
 
@@ -128,7 +128,7 @@ static void test_exact_and_regex_hand_scored_answers_match(void **state)
     }
 }
 
-/* Goal: a pattern that would take for ever costs its item, with a message. */
+/* Goal: a pattern with unbounded matching time fails its item with a message. */
 static void test_regex_endless_pattern_fails_the_item(void **state)
 {
     struct rk_reward_item item = item_of("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!", "x");

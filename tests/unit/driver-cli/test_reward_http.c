@@ -1,5 +1,5 @@
-/* The reward http against a server of Python's standard library (reward_server.py): answers, failures,
- * repetition, bounds, interrupts. */
+/* The reward http with a server of Python's standard library (reward_server.py): answers, failures, retries,
+ * limits, interrupts. */
 #include "driver-cli/rk_reward.h"
 
 #include <stdlib.h>
@@ -53,7 +53,7 @@ static void score_one(int at, const char *more, const char *text, struct rk_rewa
     rk_reward_destroy(reward);
 }
 
-/* Goal: every item gets its own score, whatever the number of requests at a time and of items in one. */
+/* Goal: every item gets its own score, for any number of concurrent requests and of items per request. */
 static void test_http_every_item_gets_its_own_answer(void **state)
 {
     enum { COUNT = 120 };
@@ -124,7 +124,8 @@ static void test_http_bad_answer_fails_its_item(void **state)
     }
 }
 
-/* Goal: a server that is busy or restarts costs nothing; one that is not there fails the items. */
+/* Goal: requests to a busy or restarting server are retried without failures; items of an unreachable server
+ * fail. */
 static void test_http_requests_are_repeated(void **state)
 {
     struct rk_reward_result result;

@@ -17,8 +17,9 @@ static void check_ids(const struct rk_tokenizer_ids *ids, const struct rk_json *
         assert_int_equal(ids->items[i], rk_json_as_int(rk_json_at(expected, i), -1));
 }
 
-/* Goal: messages and a response are written and encoded as transformers' apply_chat_template and verl do, a
- * prompt that is text as its tokenizer does, and the engine scores these tokens as transformers' model. */
+/* Goal: messages and a response are rendered and encoded as by transformers' apply_chat_template and verl, a
+ * text prompt as by its tokenizer, and the engine's scores of these tokens equal those of transformers'
+ * model. */
 static void test_reward_texts_and_scores_match_transformers(void **state)
 {
     char *dir = rk_test_fixture_path("golden/reward_model");

@@ -1,4 +1,5 @@
-/* The reward python: the shim of share/rankd/python with functions of verl's and TRL's form, good and bad. */
+/* The reward python: the shim of share/rankd/python with valid and invalid functions of verl's and TRL's
+ * form. */
 #include "driver-cli/rk_reward.h"
 
 #include <math.h>
@@ -41,7 +42,7 @@ static const char code[] =
     "    return [1.0] * (len(completions) - 1)\n"
     "not_a_function = 7\n";
 
-/* `function`: members of custom_reward_function; `more`: members beside it. */
+/* `function`: members of custom_reward_function; `more`: members outside it. */
 static struct rk_status *open_python(struct rk_reward **out, const char *function, const char *more)
 {
     char *text = rk_format("{\"name\": \"python\", \"num_workers\": 1, \"max_failed_ratio\": 1, "
@@ -85,8 +86,8 @@ static const struct {
     {"after", RK_REWARD_SCORED, 5 + 2 + 10, NULL},
 };
 
-/* Goal: results of every kind, arguments as verl gives them, and no print or child of the function in the
- * way. */
+/* Goal: results of every kind, arguments as in verl, and no interference from the function's prints or child
+ * processes. */
 static void test_python_verls_function_scores_and_fails_item_by_item(void **state)
 {
     enum { COUNT = RK_ARRAY_LEN(verl_cases) };
@@ -118,7 +119,7 @@ static void test_python_verls_function_scores_and_fails_item_by_item(void **stat
     rk_json_free(extra_info);
 }
 
-/* Goal: coroutines of a batch run together: 10 waits of 0.3 s are done within the timeout of one item. */
+/* Goal: coroutines of a batch run together: 10 waits of 0.3 s complete within the timeout of one item. */
 static void test_python_coroutines_of_a_batch_run_together(void **state)
 {
     enum { COUNT = 10 };

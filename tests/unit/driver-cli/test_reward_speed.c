@@ -1,6 +1,6 @@
 /* How long a scorer of 20 ms takes with 8 workers: a program, and a Python function over the shim. The
- * argument is the number of answers: 512 in the suite, 8192 under the label long, which have to be there
- * within 25 s (20.48 s of sleep for each worker). */
+ * argument is the number of answers: 512 in the suite, 8192 under the label long, which must arrive within 25
+ * s (20.48 s of sleep per worker). */
 #include "driver-cli/rk_reward.h"
 
 #include <stdlib.h>
@@ -18,8 +18,8 @@
 
 static int64_t num_answers = 512;
 
-/* The bound of all answers; of fewer, on a machine that does other things, half of what one worker would
- * take. */
+/* The time limit for all answers; for fewer answers, on a machine under other load, half of the time of a
+ * single worker. */
 static double bound_ms(void)
 {
     return num_answers == ALL_ANSWERS ? ALL_MS : (double)num_answers * SCORER_MS / 2.0;

@@ -1,5 +1,6 @@
 /* The rewards by rule against verl's own functions: tests/golden/rewards/cases.json, made by
- * gen/make_rewards.py. A case is [response, ground truth, score], and for math_dapo what was found, or null.
+ * gen/make_rewards.py. A case is [response, ground truth, score], and for math_dapo the extracted answer, or
+ * null.
  */
 #include "driver-cli/rk_reward.h"
 

@@ -1,5 +1,5 @@
-/* Worker processes of a reward: protocol 2 with real programs (reward_worker.c), their failures, and what is
- * left of them. */
+/* Worker processes of a reward: protocol 2 with real programs (reward_worker.c), their failures, and the
+ * processes that remain. */
 #include "driver-cli/rk_reward.h"
 
 #include <math.h>
@@ -40,7 +40,7 @@ static struct rk_reward_item item_of(const char *solution)
                                    .ground_truth = ""};
 }
 
-/* Scores texts, whose results it returns (released by the caller). */
+/* Scores texts and returns the results, which the caller releases. */
 static struct rk_status *score(struct rk_reward *reward, const char *const *texts, int64_t count,
                                struct rk_reward_result *results)
 {
@@ -65,8 +65,7 @@ static const struct spread spreads[] = {
     {"answers in reverse", "reverse", "\"num_workers\": 2, \"batch_size\": 16"},
 };
 
-/* Goal: whatever the number of workers and the order of their answers, each item gets its own score, call
- * after call. */
+/* Goal: for any number of workers and order of answers, each item gets its own score, in successive calls. */
 static void test_workers_every_item_gets_its_own_answer(void **state)
 {
     enum { COUNT = 200 };
@@ -93,7 +92,7 @@ static void test_workers_every_item_gets_its_own_answer(void **state)
         rk_free((char *)(uintptr_t)texts[i]);
 }
 
-/* Goal: an item arrives whole, NULs, quotes and newlines included. */
+/* Goal: an item arrives complete, including NULs, quotes and newlines. */
 static void test_workers_items_arrive_whole(void **state)
 {
     static const char with_nul[] = "bytes:a\0b\n\"\\\u00e9\0";
@@ -151,8 +150,8 @@ static const struct bad_item bad_items[] = {
     {"skips", "raw:\"skip\": true", RK_REWARD_SKIPPED, "skipped"},
 };
 
-/* Goal: what goes wrong with an item costs this item alone, in single file and in batches, where the others
- * have to be sent again. Method: good and bad items in turn. */
+/* Goal: a failure of an item affects this item only, with single items and with batches, where the others are
+ * sent again. Method: alternating good and bad items. */
 static void check_bad_items(const char *config)
 {
     enum { COUNT = 2 * RK_ARRAY_LEN(bad_items) };
@@ -189,8 +188,8 @@ static void test_workers_bad_item_of_a_batch_costs_itself_only(void **state)
     check_bad_items("\"num_workers\": 2, \"timeout\": \"1s\", \"max_failed_ratio\": 0.5, \"batch_size\": 5");
 }
 
-/* Goal: an answer that comes twice is the fault of its worker: the item keeps its score, and so do the items
- * that the worker has next. */
+/* Goal: a duplicate answer is an error of its worker only: the item and the worker's next items keep their
+ * scores. */
 static void test_workers_surplus_answer_costs_no_score(void **state)
 {
     const char *texts[3] = {"twice:1", "score:2", "score:3"};
@@ -208,13 +207,13 @@ static void test_workers_surplus_answer_costs_no_score(void **state)
     rk_reward_destroy(reward);
 }
 
-/* Goal: on_error decides what a failed item scores, and max_failed_ratio when there are too many; skipped
- * items are no failures. */
+/* Goal: on_error decides the score of a failed item, and max_failed_ratio the number of failures that ends
+ * the call; skipped items are not failures. */
 static void test_workers_on_error_and_ratio(void **state)
 {
     static const struct {
         const char *config;
-        rk_code_t code; /* of the call */
+        rk_code_t code; /* result of the call */
         const char *message;
         bool is_dropped;
     } cases[] = {
@@ -248,7 +247,7 @@ static void test_workers_on_error_and_ratio(void **state)
     }
 }
 
-/* Goal: failures beyond the ratio end the call without a look at the rest, which would take 200 s here. */
+/* Goal: failures beyond the ratio end the call without scoring the rest, which would take 200 s here. */
 static void test_workers_too_many_failures_end_the_call_early(void **state)
 {
     enum { COUNT = 2000 };
@@ -268,7 +267,7 @@ static void test_workers_too_many_failures_end_the_call_early(void **state)
     assert_true(rk_time_now_ns() - began_ns < 30 * 1000000000LL);
 }
 
-/* Goal: a program that does not come up again is not started for ever. */
+/* Goal: a program that fails to restart is not restarted without limit. */
 static void test_workers_program_that_does_not_start_again_ends_the_run(void **state)
 {
     const char *texts[3] = {"exit:9", "score:1", "score:2"};
@@ -304,7 +303,7 @@ static void test_workers_program_without_hello_is_refused(void **state)
     }
 }
 
-/* --- interrupts and what is left --- */
+/* --- interrupts and remaining processes --- */
 
 /* Cancelled once a number of questions were asked. */
 static bool after_some(void *user)
@@ -331,7 +330,7 @@ static void test_workers_interrupt_ends_the_phase_at_once(void **state)
     rk_reward_destroy(reward);
 }
 
-/* Whether the process still runs after two seconds; one that nobody collects does not. */
+/* Whether the process still runs after two seconds; a zombie does not count as running. */
 static bool is_running(int64_t pid)
 {
     char *path = rk_format("/proc/%lld/stat", (long long)pid), state = 'R';
@@ -349,7 +348,7 @@ static bool is_running(int64_t pid)
     return state != 'Z';
 }
 
-/* Numbers of the processes that the mode "child" has written to the file. */
+/* The process ids that the mode "child" has written to the file. */
 static int read_pids(int64_t *pids, int capacity)
 {
     char *path = rk_test_temp_path("pids"), *text;
@@ -367,7 +366,8 @@ static int read_pids(int64_t *pids, int capacity)
     return count;
 }
 
-/* Goal: at the end the whole group of a worker is killed, its children included, of a lost worker, too. */
+/* Goal: at the end the whole process group of a worker is killed, including its children; also that of a lost
+ * worker. */
 static void test_workers_group_is_killed_at_the_end(void **state)
 {
     const char *texts[2] = {"exit:1", "score:1"};
@@ -385,7 +385,7 @@ static void test_workers_group_is_killed_at_the_end(void **state)
         assert_false(is_running(pids[i]));
 }
 
-/* Goal: when the driver is killed its workers are, too, and so are processes of theirs that do not look at
+/* Goal: when the driver is killed, its workers are killed too, including child processes that do not read
  * their input. Method: a child of the test opens a reward and kills itself. */
 static void test_workers_die_with_the_driver(void **state)
 {
@@ -408,7 +408,7 @@ static void test_workers_die_with_the_driver(void **state)
     assert_false(is_running(pids[1]));
 }
 
-/* Goal: standard error comes through line by line with the worker's name before it, however long a line is.
+/* Goal: standard error is passed on line by line with the worker's name as prefix, for lines of any length.
  */
 static void test_workers_messages_pass_with_a_prefix(void **state)
 {

@@ -10,7 +10,9 @@
 
 #define CELLS 64
 #define TOL   1e-6 /* relative; the fixtures have 10 digits, weights are f32 */
-#define FLOOR 1e-3 /* below it TOL is of this: deviations of equal values are differences of near numbers */
+#define FLOOR                                                                                       \
+    1e-3 /* lower bound of the magnitude that TOL refers to: deviations of equal values suffer from \
+          * cancellation */
 
 static struct rk_json *golden(const char *name)
 {
@@ -61,7 +63,7 @@ static void fill(struct batch *batch, const struct rk_json *test)
         batch->old[i] = (float)rk_json_as_int(rk_json_at(rk_json_find(test, "old"), i), 0) / 64.0f;
         batch->rollout[i] = (float)rk_json_as_int(rk_json_at(rk_json_find(test, "rollout"), i), 0) / 64.0f;
         if (!batch->mask[i])
-            batch->old[i] = NAN; /* no one reads it */
+            batch->old[i] = NAN; /* must not be read */
     }
 }
 

@@ -1,4 +1,4 @@
-/* The directory of a run: what is written, when, and that a run is never written over. */
+/* The directory of a run: its files, when they are written, and that a run is never overwritten. */
 #include "driver-cli/driver/run_internal.h"
 
 #include <stdio.h>
@@ -74,7 +74,7 @@ static void test_run_dir_steps_are_written_at_once(void **state)
     rk_free(path);
 }
 
-/* Goal: a run without rewards is told by its loss. */
+/* Goal: the curve of a run without rewards is the loss. */
 static void test_run_dir_curve_of_examples_is_the_loss(void **state)
 {
     struct rk_config *job = load("loss");
