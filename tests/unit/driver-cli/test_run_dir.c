@@ -85,7 +85,7 @@ static void test_run_dir_curve_of_examples_is_the_loss(void **state)
     (void)state;
     assert_ok(rk_run_dir_create(&run, job, "/jobs", path, RK_RUN_DIR_NEW));
     rk_json_set(metrics, "val/loss", rk_json_new_real(9.0));
-    assert_ok(rk_run_dir_append(&run, metrics)); /* a validation alone is no step */
+    assert_ok(rk_run_dir_append(&run, metrics)); /* a validation alone does not count as a step */
     rk_json_set(metrics, "train/loss", rk_json_new_real(0.5));
     assert_ok(rk_run_dir_append(&run, metrics));
     assert_ok(rk_run_dir_finish(&run, summary));
@@ -116,8 +116,8 @@ static void test_run_dir_directory_with_a_run_is_refused(void **state)
     rk_free(path);
 }
 
-/* Goal: a run that ended before its first step (no daemons, a typing error) does not use up its directory;
- * one that has begun elsewhere keeps it. */
+/* Goal: a run that ended before its first step (no daemons, a typing error) leaves its directory reusable; a
+ * run that has begun keeps it. */
 static void test_run_dir_run_without_a_step_is_written_over(void **state)
 {
     struct rk_config *job = load("again");
@@ -162,8 +162,8 @@ struct tail_case {
     const char *label, *tail;
 };
 
-/* Goal: a run that goes on has each step once, whatever the last one left at the end, and the rewards of the
- * steps that stay; what was exported is moved aside. */
+/* Goal: a resumed run has each step once, whatever the previous run left at the end, and the rewards of the
+ * steps that are kept; an existing export is renamed. */
 static void test_run_dir_run_that_goes_on_has_each_step_once(void **state)
 {
     static const struct tail_case cases[] = {
@@ -209,8 +209,8 @@ static void test_run_dir_run_that_goes_on_has_each_step_once(void **state)
     rk_config_destroy(job);
 }
 
-/* Goal: of a run that begins again no line stays, the validation of step 0 neither, and no empty directory of
- * its export. */
+/* Goal: a run that starts again from step 0 keeps no line, not even the validation of step 0, and no empty
+ * export directory. */
 static void test_run_dir_run_that_begins_again_keeps_nothing(void **state)
 {
     struct rk_config *job = load("again");
@@ -243,7 +243,7 @@ struct begin_case {
     bool can;
 };
 
-/* Goal: metrics are cut only where a run can have ended before its first checkpoint was complete. */
+/* Goal: metrics are truncated only if the run can have ended before its first checkpoint was complete. */
 static void test_run_dir_run_with_lost_checkpoints_does_not_begin_again(void **state)
 {
     static const struct begin_case cases[] = {
@@ -293,7 +293,8 @@ static void test_run_dir_file_in_the_way_is_named(void **state)
     rk_config_destroy(job);
 }
 
-/* Goal: names of experiments cannot leave the runs folder, and two runs of one second get two directories. */
+/* Goal: names of experiments cannot lead out of the runs directory, and two runs started in the same second
+ * get two directories. */
 static void test_run_dir_default_path_is_new_and_below_runs(void **state)
 {
     struct rk_config *job = load("../../etc");

@@ -51,7 +51,7 @@ static char *write_sample(void)
     return path;
 }
 
-/* Goal: the file is what POSIX says, read by its table: names, octal sizes and times, checksums, blocks. */
+/* Goal: the file conforms to the POSIX table: names, octal sizes and times, checksums, blocks. */
 static void test_tar_is_ustar(void **state)
 {
     char *path = write_sample(), *data;
@@ -91,7 +91,7 @@ static void test_tar_is_ustar(void **state)
     rk_free(path);
 }
 
-/* Goal: the system's tar gets the files out. */
+/* Goal: the system's tar extracts the files. */
 static void test_tar_is_read_by_tar(void **state)
 {
     char *path = write_sample(), *command = rk_format("tar -xf %s -C %s", path, rk_test_temp_dir());
@@ -110,7 +110,7 @@ static void test_tar_is_read_by_tar(void **state)
     rk_free(path);
 }
 
-/* Goal: an existing file stays as it is, and one that failed is not left behind. */
+/* Goal: an existing file is not changed, and an incomplete file is removed. */
 static void test_tar_refuses_and_removes(void **state)
 {
     char *path = write_sample(), *other = rk_test_temp_path("failed.tar");

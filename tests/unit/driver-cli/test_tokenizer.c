@@ -1,4 +1,5 @@
-/* Tokenizers: broken files and texts, NULs, long words (test_tokenizer_golden.c compares with the reference).
+/* Tokenizers: invalid files and texts, NULs, long words (test_tokenizer_golden.c compares with the
+ * reference).
  */
 #include "driver-cli/rk_tokenizer.h"
 
@@ -72,10 +73,10 @@ static void test_decode_unknown_ids_and_broken_utf8_are_harmless(void **state)
 
 #define VOCAB "\"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2}"
 
-/* A file with a model of those tokens and more members of the model, or of the file. */
+/* A file with a model of those tokens and additional members of the model or of the file. */
 #define MODEL(more)   "{\"model\": {\"type\": \"BPE\", " VOCAB ", " more "}}"
 #define FILE_OF(more) "{\"model\": {\"type\": \"BPE\", " VOCAB ", \"merges\": []}, " more "}"
-/* A component of two steps of which the second is bad. */
+/* A component of two steps, the second of which is invalid. */
 #define SECOND(part, list, good, bad) \
     FILE_OF("\"" part "\": {\"type\": \"Sequence\", \"" list "\": [" good ", " bad "]}")
 #define ADDED(more) FILE_OF("\"added_tokens\": [{\"content\": \"x\"" more "}]")
@@ -215,7 +216,7 @@ static const struct {
      RK_INVALID_ARGUMENT, "post_processor.sep"},
 };
 
-/* Goal: what a file asks for and the reader does not do is named. */
+/* Goal: an unsupported feature in a file is named in the error. */
 static void test_create_bad_file_is_refused_by_name(void **state)
 {
     (void)state;
@@ -230,7 +231,7 @@ static void test_create_bad_file_is_refused_by_name(void **state)
     }
 }
 
-/* What PCRE2 would read in another way than Oniguruma, or not at all. */
+/* Patterns that PCRE2 interprets differently from Oniguruma or rejects. */
 static const char *const bad_regexes[] = {
     "(",         "[a-z&&[^b]]", "[[a-z]]",     "(?m:a.b)",    "(?s)a",  "a(?i)b",
     "(*ACCEPT)", "a{1,2}+",     "\\\\Qa\\\\E", "\\\\p{Nope}", "\\\\pL", "[\\\\W]",
@@ -254,7 +255,7 @@ static void test_create_bad_regex_is_refused_with_the_pattern(void **state)
     }
 }
 
-/* Goal: NUL is a character like others: it is not the end of a text, of an added token or of what is decoded.
+/* Goal: NUL is an ordinary character: it does not terminate a text, an added token or decoded text.
  */
 static void test_nul_arrives_whole(void **state)
 {
@@ -295,7 +296,7 @@ static void test_nul_arrives_whole(void **state)
     rk_tokenizer_destroy(tokenizer);
 }
 
-/* Goal: what the reference library has no answer for: files with the older add_prefix_space alone, and
+/* Goal: cases that the reference library does not cover: files with the older add_prefix_space alone, and
  * characters without a token in a vocabulary without unknown token. */
 static void test_metaspace_before_prepend_scheme(void **state)
 {
@@ -351,7 +352,7 @@ static void *encode_many(void *user)
     return NULL;
 }
 
-/* Goal: threads that share a tokenizer get the same ids; races are the thread sanitizer's to find. */
+/* Goal: threads that share a tokenizer get the same ids; the thread sanitizer build checks for races. */
 static void test_threads_share_a_tokenizer(void **state)
 {
     struct rk_tokenizer *tokenizer = open_fixture("golden/tokenizers/llama2.json");
@@ -370,8 +371,8 @@ static void test_threads_share_a_tokenizer(void **state)
     rk_tokenizer_destroy(tokenizer);
 }
 
-/* Goal: a text without a place to cut takes the heap's time, not quadratic time, whatever it is of (ctest's
- * timeout is the bound). */
+/* Goal: a text that the pre-tokenizer does not split takes the O(n log n) of the heap, not quadratic time,
+ * for any characters (ctest's timeout is the limit). */
 static void test_encode_long_word_is_not_quadratic(void **state)
 {
     static const struct {

@@ -1,6 +1,6 @@
 /* Tokenizers in the shapes of known models against Hugging Face's library:
- * tests/golden/gen/make_tokenizers.py made the fixtures and says how the 3,000 texts and their digests come
- * about. */
+ * tests/golden/gen/make_tokenizers.py makes the fixtures and documents how the 3,000 texts and their digests
+ * are generated. */
 #include "driver-cli/rk_tokenizer.h"
 
 #include <stdlib.h>
@@ -43,7 +43,7 @@ static struct rk_tokenizer *open_shape(const char *name)
     return tokenizer;
 }
 
-/* --- whole ids and texts --- */
+/* --- cases with full ids and texts --- */
 
 static void check_ids(const char *shape, const struct rk_tokenizer *tokenizer, const struct rk_json *text,
                       bool add_special_tokens, const struct rk_json *expected)
@@ -195,7 +195,7 @@ static void digest_decoded(uint64_t *digest, const struct rk_tokenizer *tokenize
 
 struct sample {
     struct rk_str text;
-    uint64_t rng; /* behind it, for the random ids */
+    uint64_t rng; /* the generator's next state, for the random ids */
 };
 
 static struct sample *make_samples(void)
@@ -233,7 +233,8 @@ static unsigned digest_of(const struct rk_tokenizer *tokenizer, const struct sam
     return (unsigned)(digest >> (64 - DIGEST_BITS));
 }
 
-/* Goal: of 3,000 texts a shape, ids and decoded texts, and what random ids decode to, are the reference's. */
+/* Goal: for 3,000 texts per shape, ids, decoded texts and the decoding of random ids equal the
+ * reference's. */
 static void test_texts_equal_reference(void **state)
 {
     struct rk_json *hashes = read_json("hashes");

@@ -1,4 +1,4 @@
-/* The numbers of a validation equal those of verl's own functions. */
+/* The metrics of a validation equal those of verl's own functions. */
 #include "driver-cli/driver/algo/validation_internal.h"
 
 #include <math.h>
@@ -9,7 +9,9 @@
 #include "base/rk_str.h"
 #include "tests/support/test.h"
 
-#define TOL_SUM 1e-12 /* numpy adds in pairs, the metrics in order: up to 1000 values of size 500 */
+#define TOL_SUM                                                                                    \
+    1e-12 /* numpy uses pairwise summation, the metrics sequential summation: up to 1000 values of \
+           * magnitude 500 */
 
 static struct rk_json *golden(void)
 {
@@ -24,7 +26,7 @@ static struct rk_json *golden(void)
     return json;
 }
 
-/* A number or a truth value; NAN for null. */
+/* The value of a number or boolean; NAN for null. */
 static double value_of(const struct rk_json *json)
 {
     if (rk_json_type(json) == RK_JSON_BOOL)
@@ -69,7 +71,7 @@ static void fill(struct samples *s, const struct rk_json *list)
 }
 
 /* Goal: same names, same values, for prompts with different numbers of responses, missing values, votes,
- * truth values and several sources. */
+ * booleans and several sources. */
 static void test_val_metrics_equal_verls(void **state)
 {
     struct rk_json *all = golden();
@@ -116,7 +118,7 @@ static void test_val_shuffle_is_numpys(void **state)
     rk_json_free(all);
 }
 
-/* The first words of numpy.random.RandomState(42), and a bound that its mask meets exactly. */
+/* The first words of numpy.random.RandomState(42), and a bound that equals its mask. */
 static void test_mt19937_known_answers(void **state)
 {
     static const uint32_t expected[] = {1608637542u, 3421126067u, 4083286876u, 787846414u};

@@ -1,5 +1,5 @@
-/* What verify-layout makes of two checkpoints: whole tensors, differences, verdicts, causes; and which
- * layouts it compares a job with. */
+/* The comparison of two checkpoints by verify-layout: whole tensors, differences, verdicts, causes; and the
+ * layouts with which a job is compared. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -78,7 +78,7 @@ static char *write_part(const struct stored *const *shards, const int64_t *count
 
 /* --- whole tensors --- */
 
-/* Goal: a matrix that is cut by columns, and a vector by runs, come back whole, from any row on, with the
+/* Goal: a matrix split by columns and a vector split by runs are reassembled, starting at any row, with the
  * shard of every element. */
 static void test_gathered_tensors_are_whole(void **state)
 {
@@ -123,7 +123,8 @@ static void test_gathered_tensors_are_whole(void **state)
     rk_free(dir);
 }
 
-/* Goal: shards that do not say what they hold, or do not hold a tensor exactly once, are refused by name. */
+/* Goal: shards without a description of their content, or that do not cover a tensor exactly once, are
+ * refused by name. */
 static void test_gathered_refuses_damaged_parts(void **state)
 {
     static const struct {
@@ -194,7 +195,7 @@ static struct rk_verify_row *add_row(struct rk_verify_rows *rows, rk_verify_kind
     return row;
 }
 
-/* Goal: errors are relative to the row's largest number, but for what is nearly nothing, and no NaN agrees.
+/* Goal: errors are relative to the row's largest value, with a floor for tiny rows, and a NaN never agrees.
  */
 static void test_judge_scales_and_floors(void **state)
 {
@@ -232,8 +233,8 @@ static void test_judge_scales_and_floors(void **state)
     rk_verify_rows_fini(&rows);
 }
 
-/* Goal: of bfloat16 one number that is far off does not count where the others are right, and many that are a
- * little off do. */
+/* Goal: for bfloat16 a single large deviation passes if the other values are right, and many small deviations
+ * fail. */
 static void test_judge_by_mean_square(void **state)
 {
     const struct rk_verify_measure measure = {.by_mean_square = true, .tolerance = 1e-2};
@@ -263,8 +264,9 @@ static void test_judge_by_mean_square(void **state)
 
 #define ONE_OF(name) name, PIECE("2", "[0, 2]", "[0, 2]"), 2
 
-/* Goal: what AdamW makes of gradients that are nearly 0 is no difference of the optimizer; anything else is.
- * The first step moves by lr * g / (|g| + eps): here 1e-9 and -1e-9 move it by about 0.09 lr each way. */
+/* Goal: AdamW's updates from gradients near 0 do not count as a difference of the optimizer; other
+ * differences do. The first step moves by lr * g / (|g| + eps): here 1e-9 and -1e-9 move it by about 0.09 lr
+ * each way. */
 static void test_compare_takes_off_what_the_step_makes_of_gradients(void **state)
 {
     static const float lr = 0.1F, eps = 1e-8F, tiny = 1e-9F;
@@ -307,8 +309,8 @@ static void test_compare_takes_off_what_the_step_makes_of_gradients(void **state
     }
 }
 
-/* Goal: layers come in the order of the model, a tensor that one side lacks is an error, and so is a
- * comparison of zeros. */
+/* Goal: layers are in the order of the model; a tensor missing on one side is an error, and so is a
+ * comparison of all-zero tensors. */
 static void test_compare_orders_and_refuses(void **state)
 {
     static const struct stored whole[] = {
@@ -377,8 +379,8 @@ struct cause_case {
     struct rk_mesh_spec mesh;
     bool sequence_parallel, is_tied;
     int64_t num_kv_heads;
-    int32_t shard;            /* that has all errors; -1: all shards */
-    const char *cause, *part; /* NULL: none; and part of the advice */
+    int32_t shard;            /* the shard that has all errors; -1: all shards */
+    const char *cause, *part; /* expected cause (NULL: none), and part of the advice */
 };
 
 static void fill_rows(struct rk_verify_rows *rows, const struct cause_case *c, int32_t num_shards)
@@ -509,7 +511,7 @@ static const struct cause_case cause_cases[] = {
     {"the norm", METRIC, 1.5, {.tp = 4}, true, false, 0, -1, NULL, "more than once"},
 };
 
-/* Goal: each kind of mistake has its name. */
+/* Goal: each kind of error is reported with its cause. */
 static void test_causes(void **state)
 {
     const struct rk_verify_measure measure = {.tolerance = 1e-5};
@@ -541,7 +543,7 @@ static void test_causes(void **state)
 
 /* --- references --- */
 
-/* Goal: layouts from one rank up to the job's, which is not compared with itself. */
+/* Goal: the reference layouts go from one rank up to the job's own, which is left out. */
 static void test_references_grow_up_to_the_job(void **state)
 {
     static const struct {

@@ -1,5 +1,5 @@
-/* verl's keys: every key of its trainers is known with its default, its command lines parse, and what rankd
- * does not do is refused by name. */
+/* verl's keys: every key of its trainers is known with its default, its command lines parse, and unsupported
+ * features are refused by name. */
 #include "driver-cli/driver/job_internal.h"
 
 #include <stdio.h>
@@ -17,11 +17,12 @@ static struct rk_status *load(struct rk_config **job, const char *const *args)
     return rk_job_load(job, NULL, args, count);
 }
 
-/* --- the whole surface --- */
+/* --- all keys --- */
 
-/* Defaults of verl's that mean something else here. */
+/* Defaults of verl that differ in meaning here. */
 static const char *const other_defaults[] = {
-    "actor_rollout_ref.rollout.seed", /* 42, of a sampler that does not exist here: any integer is fine */
+    "actor_rollout_ref.rollout.seed", /* 42, for a sampler that does not exist here: any integer is
+                                       * accepted */
 };
 
 static bool has_other_default(const char *key)
@@ -33,12 +34,12 @@ static bool has_other_default(const char *key)
     return false;
 }
 
-/* Goal: a job that says a key of verl's with verl's default loads, and none of them is unknown. The list is
+/* Goal: a job that sets a key of verl to verl's default loads, and no key is unknown. The list is
  * made by tests/golden/gen/verl_keys.py; "~" stands for a default that refers to other keys. */
 #define KEYS_AT_ONCE 32
 
-/* Loads a job with these overrides (freed) and returns whether that is as it should be: with a reference for
- * a value, only the key has to be known. */
+/* Loads a job with these overrides, frees them, and returns whether the result is as expected: if the value
+ * is a reference, only the key has to be known. */
 static bool is_job(char **overrides, int64_t count, bool is_reference)
 {
     const char *args[KEYS_AT_ONCE + 2] = {"data.train_files=[\"a\"]"};
@@ -95,8 +96,8 @@ static void test_verl_defaults_are_taken(void **state)
 
 /* --- command lines --- */
 
-/* Keys and values of verl's examples, as a shell hands them over. What this version lacks (a pipeline) is
- * set to what it has at the end, as people do behind such a script. */
+/* Keys and values of verl's examples, as a shell hands them over. Unsupported settings (a pipeline) are
+ * overridden at the end, as a user would append them to such a script. */
 static const char *const qwen2_7b_math_megatron[] = {
     "algorithm.adv_estimator=grpo",
     "data.train_files=['/h/data/gsm8k/train.parquet', '/h/data/math/train.parquet']",
@@ -251,7 +252,7 @@ static void test_verl_command_lines_are_jobs(void **state)
         assert_string_equal(rk_json_as_string(rk_json_at(rk_config_json(job, "trainer.logger"), 0), ""),
                             "console");
         assert_true(rk_json_count(rk_config_json(job, "data.train_files")) >= 1);
-        assert_true(rk_config_is_null(job, "reward.name")); /* by the data source, as in verl */
+        assert_true(rk_config_is_null(job, "reward.name")); /* selected by the data source, as in verl */
         assert_ok(rk_job_check(job, 8));
         rk_config_destroy(job);
     }
@@ -286,7 +287,7 @@ static void test_gradient_checkpointing_selects_full_recompute(void **state)
 
 #define TEACHERS "distillation.teacher_models."
 
-/* Goal: verl's own name of a key goes to rankd's, and loses to it. */
+/* Goal: verl's name of a key sets rankd's key, which takes precedence if both are given. */
 static void test_verl_keys_go_to_rankds(void **state)
 {
     static const char *const args[] = {"data.train_files=a",
@@ -367,7 +368,7 @@ static void test_verl_features_that_rankd_lacks_are_refused(void **state)
     }
 }
 
-/* Goal: a misspelt key is refused in every section, and told the key that it resembles. */
+/* Goal: a misspelt key is refused in every section with a suggestion of the nearest key. */
 static void test_misspelt_keys_are_refused(void **state)
 {
     static const struct {
@@ -429,7 +430,7 @@ static void test_verl_key_in_a_file_is_refused_with_its_line(void **state)
 
 /* --- the page --- */
 
-/* Goal: docs/verl.md is what the table says: rankctl config verl > docs/verl.md. */
+/* Goal: docs/verl.md matches the table. To update it: rankctl config verl > docs/verl.md. */
 static void test_docs_verl_is_made_of_the_table(void **state)
 {
     char *path = rk_test_fixture_path("../docs/verl.md"), *committed;

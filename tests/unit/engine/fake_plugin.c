@@ -1,6 +1,6 @@
 /* A plug-in for tests without an accelerator: a device "fake" whose every operator fails, which shows that
- * the plug-in makes its errors by the functions of the program. The macros FAKE_* spoil it. The index
- * chooses how the device does: fake_plugin.h. */
+ * the plug-in creates its errors with the functions of the program. The macros FAKE_* select defects. The
+ * device index selects the behaviour: fake_plugin.h. */
 #include "tests/unit/engine/fake_plugin.h"
 
 #include "engine/rk_plugin.h"

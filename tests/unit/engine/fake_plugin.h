@@ -1,8 +1,8 @@
-/* The devices that librankd_fake.so plays: fake:INDEX. */
+/* The devices that librankd_fake.so simulates: fake:INDEX. */
 #ifndef RK_TEST_FAKE_PLUGIN_H
 #define RK_TEST_FAKE_PLUGIN_H
 
-/* Any other index opens. */
+/* A device with any other index opens. */
 enum fake_index {
     FAKE_NO_DRIVER = 100,
     FAKE_NO_DEVICE,
@@ -10,7 +10,7 @@ enum fake_index {
     FAKE_NOT_READY,
     FAKE_FULL,
     FAKE_BUSY,
-    FAKE_LOST /* opens, and is lost with the first copy */
+    FAKE_LOST /* opens and is lost at the first copy */
 };
 
 #endif

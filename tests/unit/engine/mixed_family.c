@@ -14,7 +14,7 @@ enum { QC, OUT, LSE, DOUT, DQC, DC, DVALUES, DVALUES_WIDE, NUM_ACTIVATIONS };
 
 /* Of this rank. */
 struct latent {
-    struct rk_weight qc; /* [q; c]: queries, and what the cache holds */
+    struct rk_weight qc; /* [q; c]: queries and the cached tensor */
     struct rk_weight o;
     int64_t num_heads;
 };
@@ -163,7 +163,7 @@ static struct rk_status *latent_forward(struct rk_pass *pass, const struct rk_bl
     return out.data ? rk_linear_row_fwd(pass, &latent->o, attended, out) : NULL;
 }
 
-/* dc = dkeys, plus dvalues in its first columns. */
+/* dc = dkeys, plus dvalues in the first columns. */
 static struct rk_status *add_values(const struct rk_pass *pass, const struct rk_block *block,
                                     rk_tensor_t dkeys, rk_tensor_t dvalues, rk_tensor_t dc)
 {
@@ -230,7 +230,7 @@ static const struct rk_block_desc dense_blocks[] = {
     {0},
 };
 
-/* Without an MLP: layers may differ in how many blocks they have. */
+/* Without an MLP: layers may differ in their number of blocks. */
 static const struct rk_block_desc latent_blocks[] = {{&block_latent, "input_layernorm", "self_attn"}, {0}};
 
 static const struct rk_block_desc odd_blocks[] = {{&block_odd, "input_layernorm", "self_attn"}, {0}};

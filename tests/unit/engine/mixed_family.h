@@ -1,10 +1,11 @@
-/* A family of models whose layers are of several kinds, as no family of the product has them yet: "dense",
- * and "latent", whose attention keeps one tensor of 576 values a token: the keys, the first 512 columns of
- * which are the values, shared by all heads (DeepSeek-V2, arXiv:2405.04434, without the projections around
- * the cache). The last 64 columns of queries and keys are rotated by a table of their own.
+/* A model family with several kinds of layers, for tests: "dense", and "latent", whose attention caches one
+ * tensor of 576 values per token: the keys, the first 512 columns of which are the values, shared by all
+ * heads (DeepSeek-V2, arXiv:2405.04434, without the projections around the cache). The last 64 columns of
+ * queries and keys are rotated with a separate table.
  *
  * config.json: model_type "mixed", the keys of Llama, and lists of the layers that are not dense:
- * "latent_layers"; "neighbour_layers", which ask for pairs that the engine does not rotate. */
+ * "latent_layers"; "neighbour_layers", which request a pairing of columns that the engine does not
+ * support. */
 #ifndef RK_TEST_MIXED_FAMILY_H
 #define RK_TEST_MIXED_FAMILY_H
 

@@ -1,5 +1,5 @@
-/* Training checkpoints of one rank: what comes back, what is refused, what a failed save leaves. Layouts:
- * test_checkpoint_ranks.c. */
+/* Training checkpoints of one rank: round trips, refused checkpoints, and the files after a failed save.
+ * Layouts: test_checkpoint_ranks.c. */
 #include "tests/support/test.h"
 
 #include <dirent.h>
@@ -143,7 +143,7 @@ static struct rk_status *load(struct rk_model *model, const char *dir, int64_t s
     return st;
 }
 
-/* All bytes that a checkpoint should bring back. */
+/* All bytes that a checkpoint must restore. */
 struct image {
     size_t value_bytes, shard_bytes;
     void *values, *masters, *states[2];
@@ -197,9 +197,9 @@ static bool is_same(const struct image *image, const struct rk_model *model)
     return same;
 }
 
-/* --- what comes back --- */
+/* --- round trips --- */
 
-/* Goal: the state comes back to the bit, and training goes on as if nothing had happened. */
+/* Goal: the state is restored bit for bit, and training continues as without the interruption. */
 static void test_state_comes_back_bitwise(void **state)
 {
     static const rk_dtype_t dtypes[] = {RK_DTYPE_F32, RK_DTYPE_BF16, RK_DTYPE_F64};
@@ -235,7 +235,7 @@ static void test_state_comes_back_bitwise(void **state)
     }
 }
 
-/* Goal: weights alone bring the masters with all bits, and a fresh optimizer. */
+/* Goal: loading weights only restores the masters bit for bit and initializes the optimizer. */
 static void test_model_alone_gives_masters_and_zero_moments(void **state)
 {
     struct rk_test_model first, second;
@@ -263,7 +263,7 @@ static void test_model_alone_gives_masters_and_zero_moments(void **state)
     rk_free(dir);
 }
 
-/* Goal: a model that does not train reads what one that trains wrote, rounded, and the other way round. */
+/* Goal: an inference model loads the checkpoint of a training model, with rounding, and vice versa. */
 static void test_models_that_train_and_others_read_each_other(void **state)
 {
     struct rk_test_model trains, other;
@@ -336,7 +336,7 @@ static double *read_gradient(const struct rk_st_file *file, const struct rk_para
     return values;
 }
 
-/* Goal: gradients are those of the last step, and stand beside a state that loads as without them. */
+/* Goal: the saved gradients are those of the last step, and the state loads as without them. */
 static void test_gradients_of_the_last_step_are_written(void **state)
 {
     struct rk_test_model first, second;
@@ -374,7 +374,7 @@ static void test_gradients_of_the_last_step_are_written(void **state)
     rk_free(dir);
 }
 
-/* Goal: gradients are written only while they are those of a whole step. */
+/* Goal: gradients are saved only if they belong to a complete step. */
 static void test_gradients_without_a_step_are_refused(void **state)
 {
     struct rk_test_model trains, other;
@@ -395,7 +395,7 @@ static void test_gradients_without_a_step_are_refused(void **state)
 
 /* --- asynchronous saves --- */
 
-/* Goal: training goes on while the file is written, and the file has the state of the call. */
+/* Goal: training continues while the file is written, and the file has the state at the time of the call. */
 static void test_async_save_has_the_state_of_the_call(void **state)
 {
     struct rk_test_model first, second;
@@ -429,7 +429,7 @@ static void test_async_save_has_the_state_of_the_call(void **state)
     rk_free(dir);
 }
 
-/* Goal: a second save ends the first one; a model that goes away drops its save and leaves no name. */
+/* Goal: a second save completes the first one; a destroyed model drops its save and leaves no directory. */
 static void test_second_save_finishes_the_first(void **state)
 {
     struct rk_checkpoint_report report;
@@ -451,7 +451,7 @@ static void test_second_save_finishes_the_first(void **state)
     rk_free(dir);
 }
 
-/* Goal: without room for the copy the save is made from the device, the same file. */
+/* Goal: without host memory for the copy the save reads from the device and writes the same file. */
 static void test_save_without_host_memory_is_the_same(void **state)
 {
     struct rk_test_model test;
@@ -538,8 +538,8 @@ static int num_entries(const char *path)
     return count;
 }
 
-/* Goal: a save that fails at any operation leaves the checkpoint before it as the latest and nothing else;
- * the model goes on, and the next save is good. */
+/* Goal: a save that fails at any operation leaves the previous checkpoint as the latest and no other files;
+ * the model remains usable, and the next save succeeds. */
 static void test_failed_save_leaves_nothing(void **state)
 {
     static const char *const points[] = {"file.write", "file.sync",     "file.rename", "file.sync_dir",
@@ -569,7 +569,7 @@ static void test_failed_save_leaves_nothing(void **state)
             }
             unsetenv("RANKD_FAULTS");
             assert_ok(rk_ckpt_find_latest(&found, dir, only_actor, RK_CKPT_CHECK_CHECKSUMS));
-            /* Only after the rename the name may be there although syncing failed. */
+            /* The name may exist after a failure only if the rename succeeded and the final sync failed. */
             is_last_sync = st && strcmp(points[i], "file.sync_dir") == 0 && found == 2;
             assert_true(found == (st && !is_last_sync ? 1 : 2));
             assert_int_equal(num_entries(step_dir), found == 2 ? 3 : 2);
@@ -587,7 +587,7 @@ static void test_failed_save_leaves_nothing(void **state)
     rk_free(dir);
 }
 
-/* Loads the checkpoint, which is bad, into a model that must stay as it is. */
+/* Loads the invalid checkpoint into a model, which must not change. */
 static void assert_refused(struct rk_model *model, const struct image *image, const char *dir,
                            const char *label)
 {
@@ -602,7 +602,8 @@ static void assert_refused(struct rk_model *model, const struct image *image, co
     rk_status_free(st);
 }
 
-/* Goal: cut at every 4 KiB, with a flipped byte, or without a file, it is not loaded, and nothing of it is.
+/* Goal: a checkpoint truncated at any multiple of 4 KiB, with a flipped byte, or with a missing file is
+ * refused, and no part of it is loaded.
  */
 static void test_damaged_checkpoint_is_refused(void **state)
 {
@@ -644,7 +645,7 @@ static void test_damaged_checkpoint_is_refused(void **state)
     rk_free(dir);
 }
 
-/* Writes the shard of a checkpoint anew with other descriptions, and a manifest that agrees. */
+/* Rewrites the shard of a checkpoint with other descriptions, and a matching manifest. */
 static void rewrite_shard(const char *part, const char *from, const char *to)
 {
     char *path = rk_path_join(part, SHARD), *text, *at, *edited;
@@ -695,7 +696,7 @@ static void rewrite_shard(const char *part, const char *from, const char *to)
     rk_free(path);
 }
 
-/* Goal: descriptions that do not add up to the tensors are refused by name, with good checksums too. */
+/* Goal: descriptions that do not cover the tensors are refused by name, even with valid checksums. */
 static void test_wrong_descriptions_are_refused(void **state)
 {
     static const struct {
@@ -745,7 +746,7 @@ static void test_wrong_descriptions_are_refused(void **state)
     rk_test_model_close(&test);
 }
 
-/* Goal: a checkpoint of another model, or of another optimizer's dtype, is refused by what differs. */
+/* Goal: a checkpoint of another model, or of another optimizer's dtype, is refused with the difference. */
 static void test_other_models_are_refused(void **state)
 {
     struct rk_optim_config optim = rk_test_adamw(1e-2, 0.1, 1);
@@ -772,7 +773,7 @@ static void test_other_models_are_refused(void **state)
     rk_free(dir);
 }
 
-/* Goal: an error while parameters are being overwritten is told apart. */
+/* Goal: an error while parameters are being overwritten has its own code. */
 static void test_load_that_fails_halfway_says_mixed(void **state)
 {
     struct rk_checkpoint_loaded loaded;

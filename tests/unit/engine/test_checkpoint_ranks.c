@@ -1,8 +1,8 @@
-/* Training checkpoints over layouts: what one mesh saves any other one loads, to the bit, and the next step
- * is the same.
+/* Training checkpoints over layouts: a checkpoint of any mesh loads on any other mesh, bit for bit, and the
+ * next step is the same.
  *
- * A case saves on one layout and loads on another. Compared are the whole tensors of weights, masters and
- * moments, put together from the ranks by the parameter descriptors, and the weights after one more step. */
+ * A case saves on one layout and loads on another. It compares the whole tensors of weights, masters and
+ * moments, assembled from the ranks by the parameter descriptors, and the weights after one more step. */
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -55,7 +55,7 @@ struct layout_case {
     struct layout from, to;
 };
 
-/* kv heads: 2, so tp=4 has copies. Buckets of 3000 elements cut through parameters. */
+/* kv heads: 2, so tp=4 has copies. Bucket boundaries (3000 elements) fall inside parameters. */
 static const struct layout_case cases[] = {
     {"same", UNTIED, RK_DTYPE_F32, {2, 1, 2, 3000, 0, 0}, {2, 1, 2, 3000, 0, 0}},
     {"f32 1x1", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0, 0, 0}, {1, 1, 1, 3000, 0, 0}},
@@ -84,7 +84,7 @@ static const struct layout_case cases[] = {
     {"bf16 1x1 to tp=2 dp=4", UNTIED, RK_DTYPE_BF16, {1, 1, 1, 0, 0, 0}, {2, 1, 4, 3000, 0, 0}},
 };
 
-/* Whole tensors, one after the other; in memory that the ranks share. */
+/* Whole tensors, one after the other, in memory shared by the ranks. */
 struct outcome {
     double state[NUM_KINDS][ELEMENTS_MAX], values[ELEMENTS_MAX], next[ELEMENTS_MAX];
     int64_t applied_steps, lr_steps;
@@ -98,7 +98,7 @@ struct run {
     bool loads; /* otherwise it saves */
     const char *faults;
     int32_t fault_rank;
-    rk_code_t expected; /* of the save */
+    rk_code_t expected; /* result of the save */
     struct rk_test_rendezvous *rendezvous;
     struct outcome *outcome;
 };
@@ -115,7 +115,7 @@ static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *output
     return NULL;
 }
 
-/* Every dp rank has the sequences whose number it divides with that rest. */
+/* dp rank r has the sequences i with i % dp == r. */
 static struct rk_status *train_step(struct rk_model *model, int32_t dp_rank, int32_t dp_size)
 {
     int32_t tokens[NUM_SEQS * SEQ_LEN], positions[NUM_SEQS * SEQ_LEN], labels[NUM_SEQS * SEQ_LEN];
@@ -144,7 +144,7 @@ static struct rk_status *train_step(struct rk_model *model, int32_t dp_rank, int
     return NULL;
 }
 
-/* Local element `e` of a parameter as an element of the whole one. */
+/* The index in the whole parameter of local element `e`. */
 static int64_t global_element(const struct rk_param *param, const struct rk_placement *placement, int64_t e)
 {
     int64_t row = e / placement->local_shape[1], col = e % placement->local_shape[1];
@@ -154,7 +154,8 @@ static int64_t global_element(const struct rk_param *param, const struct rk_plac
     return row < param->shape[0] ? row * param->shape[1] + col : -1;
 }
 
-/* This rank's shard of one kind of state goes where it belongs in `out`. Without masters the weights are. */
+/* Copies this rank's shard of one kind of state to its place in `out`. Without masters the weights are
+ * used. */
 static struct rk_status *dump_shard(const struct rk_model *model, int kind, double *out)
 {
     const struct rk_train *train = model->train;
@@ -219,7 +220,8 @@ static struct rk_status *save_or_load(struct rk_model *model, const struct run *
         .part_dir = run->part_dir,
         .role = "actor",
         .global_step = 1,
-        .contents = ALL | (run->c ? RK_CHECKPOINT_GRADIENTS : 0), /* of a model that has trained */
+        .contents = ALL | (run->c ? RK_CHECKPOINT_GRADIENTS : 0), /* gradients: only of a model that has
+                                                                   * trained */
         .is_async = rank >= 0,
     };
     struct rk_checkpoint_loaded loaded;
@@ -329,7 +331,7 @@ static bool has_devices(struct layout layout)
     return num_ranks_of(layout) <= rk_test_device_max_ranks();
 }
 
-/* Goal: any layout loads what any other one saved. */
+/* Goal: any layout loads the checkpoints of any other. */
 static void test_layouts_load_each_other(void **state)
 {
     size_t bytes = sizeof(struct outcome);
@@ -363,7 +365,8 @@ static void test_layouts_load_each_other(void **state)
 
 #ifdef RK_FAULTS
 
-/* Goal: one rank that cannot write fails the save on all, nothing is left, and all go on training. */
+/* Goal: a write error on one rank fails the save on all, no files remain, and all ranks can continue
+ * training. */
 static void test_one_rank_that_fails_fails_all(void **state)
 {
     static const struct {
@@ -424,8 +427,8 @@ static int killed_main(int32_t rank, int32_t num_ranks, void *user)
     return 0;
 }
 
-/* Goal: whichever rank is killed at whatever write, the new checkpoint is complete or not there; a sweep
- * takes what is left. That the one before it is found then: test_rk_ckpt_dir.c. */
+/* Goal: if any rank is killed at any write, the new checkpoint is either complete or absent; a sweep removes
+ * the remaining files. test_rk_ckpt_dir.c checks that the previous one is then found. */
 static void test_killed_at_any_write_is_never_half(void **state)
 {
     static const char *const roles[] = {"actor", NULL};

@@ -17,7 +17,7 @@ struct handshake_case {
     int32_t from, to, world_size;
     uint64_t generation;
     rk_cpu_channel_t channel;
-    const uint8_t *id; /* of the connector; NULL: the listener's */
+    const uint8_t *id; /* id of the connector; NULL: the listener's */
     uint32_t magic_xor, version_xor;
     bool is_taken, is_taken_late; /* before HELLO, before PROOF */
     rk_cpu_verdict_t verdict;
@@ -50,8 +50,8 @@ static rk_cpu_verdict_t verdict_of(const uint8_t *reply)
     return (rk_cpu_verdict_t)verdict;
 }
 
-/* Goal: exactly the right ones are admitted, the others get the reason. Method: both sides played against
- * each other, in pieces of every size. */
+/* Goal: exactly the valid connectors are admitted, and the others receive the reason. Method: both sides run
+ * against each other with messages in pieces of every size. */
 static rk_cpu_verdict_t play(const struct handshake_case *c, size_t piece, rk_cpu_accept_stage_t *stage)
 {
     bool is_taken[WORLD_SIZE * RK_CPU_CHANNEL_COUNT] = {[2 * RK_CPU_CHANNEL_COUNT] = c->is_taken};
@@ -102,7 +102,8 @@ static void test_acceptor_feed_gives_the_verdict(void **state)
     }
 }
 
-/* Goal: a listener without the id is found out, and the connector's own bytes played back to it are no proof.
+/* Goal: a listener without the id is detected, and the connector's own bytes sent back are not accepted as
+ * proof.
  */
 static void test_challenge_check_demands_the_listeners_proof(void **state)
 {
@@ -127,7 +128,7 @@ static void test_challenge_check_demands_the_listeners_proof(void **state)
     assert_fails(rk_cpu_challenge_check(&challenge, &hello, id), RK_UNAUTHENTICATED, "rank 1");
 }
 
-/* Goal: every refusal has a message of its own that names the ranks. */
+/* Goal: every refusal has a distinct message that names the ranks. */
 static void test_verdict_status_explains_refusals(void **state)
 {
     static const struct {

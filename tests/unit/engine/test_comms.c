@@ -1,4 +1,4 @@
-/* The wrapper around collective backends and their table, against a backend that only counts. */
+/* The wrapper around collective backends and their table, with a backend that only counts calls. */
 #include "tests/support/test.h"
 
 #include <stdio.h>
@@ -197,7 +197,8 @@ static void test_comm_operations_reach_the_backend_when_there_is_work(void **sta
     assert_ok(rk_comm_all_gather(group, NULL, empty, empty));
     assert_ok(rk_comm_broadcast(group, NULL, empty, 0));
     assert_int_equal(fake.num_ops, 0);
-    assert_ok(rk_comm_all_to_all(group, NULL, empty, no_rows, empty, no_rows)); /* peers may have rows */
+    assert_ok(rk_comm_all_to_all(group, NULL, empty, no_rows, empty, no_rows)); /* other ranks may have
+                                                                                 * rows */
     assert_ok(rk_comm_all_reduce(group, NULL, whole, RK_REDUCE_MIN));
     assert_ok(rk_comm_all_gather(group, NULL, whole, half));
     assert_ok(rk_comm_reduce_scatter(group, NULL, half, whole, RK_REDUCE_SUM));
@@ -218,7 +219,7 @@ static void test_comm_operations_reach_the_backend_when_there_is_work(void **sta
     rk_comm_world_destroy(world);
 }
 
-/* Goal: the first failure stays, is spread once, and stops everything after it. */
+/* Goal: the first failure is kept, is propagated once, and makes all later operations fail. */
 static void test_comm_failure_ends_the_world(void **state)
 {
     struct rk_comm_world *world = open_fake();
@@ -235,7 +236,7 @@ static void test_comm_failure_ends_the_world(void **state)
     assert_fails(rk_comm_world_check(world), RK_RESOURCE_EXHAUSTED, "no memory left");
     assert_int_equal(fake.num_ops, 1);
     assert_int_equal(fake.num_aborts, 1);
-    assert_int_equal(fake.num_polls, 1); /* none after the failure */
+    assert_int_equal(fake.num_polls, 1); /* no polls after the failure */
     rk_comm_group_destroy(group);
     rk_comm_world_destroy(world);
 }

@@ -1,5 +1,5 @@
-/* What a cp rank has of a packed micro-batch, against tables made by hand; and gathering the rows of all
- * ranks, with its adjoint. */
+/* The part of a packed micro-batch on each cp rank, against tables made by hand; and gathering the rows of
+ * all ranks, with its adjoint. */
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -20,11 +20,11 @@
 #define NUM_TOKENS    13
 #define NUM_KEYS      20 /* 8 + 4 + 8 */
 
-/* Sequences of 5, 1 and 7 tokens: ids 1, 2, ..., of which the odd ones have a label, id + 1. */
+/* Sequences of 5, 1 and 7 tokens: ids 1, 2, ...; odd ids have the label id + 1. */
 static const int32_t cu_seqlens[] = {0, 5, 6, 13};
 static const int32_t positions[NUM_TOKENS] = {0, 1, 2, 3, 4, 0, 0, 1, 2, 3, 4, 5, 6};
 
-/* Of C = 2, 1 and 2 tokens are the chunks. */
+/* The chunks have C = 2, 1 and 2 tokens. */
 static const struct {
     int32_t tokens[NUM_KEYS / CP], positions[NUM_KEYS / CP], num_labels, labelled_rows[4];
 } expected[CP] = {
@@ -106,7 +106,7 @@ static double dot(rk_tensor_t a, rk_tensor_t b)
     return sum;
 }
 
-/* Sum over ranks of <gather x, y> and of <x, reduce y>, where each rank has an x and a y of its own. */
+/* Sum over ranks of <gather x, y> and of <x, reduce y>, where each rank has its own x and y. */
 static int check_adjoint(const struct rk_pass *pass, int32_t rank)
 {
     rk_tensor_t x[2], reduced[2], whole, y, sums;
@@ -133,7 +133,7 @@ static int check_adjoint(const struct rk_pass *pass, int32_t rank)
     return 0;
 }
 
-/* The row of every token holds its id: gathered they are in the caller's order, without padding. */
+/* The row of every token holds its id: the gathered rows must be in the caller's order, without padding. */
 static int check_order(const struct rk_pass *pass)
 {
     rk_tensor_t x, all;
@@ -164,7 +164,7 @@ static int run_rank(struct rk_comm_world *world, void *user)
     RK_RANK_OK(rk_model_begin_packed(test.model, NULL, &pass, &batch.packed));
     if (check_rows(&pass, &batch, rank) || check_adjoint(&pass, rank) || check_order(&pass))
         return 1;
-    /* All ranks see that a label is none of the model's, also those that do not have it. */
+    /* All ranks must report a label outside the vocabulary, including ranks that do not have its token. */
     batch.labels[0] = 67;
     st = rk_model_forward(test.model, &batch.packed, 1, NULL, &(struct rk_head_arrays){.ids = {0}});
     RK_RANK_CHECK(rk_status_code(st) == RK_OUT_OF_RANGE, "rank %d", rank);

@@ -1,10 +1,10 @@
-/* Gradient groups: parameters of a made-up model are in the group of experts, whose ranks may be others than
- * those of the dense one. They must be reduced, clipped by the joint norm, updated, saved and loaded as the
- * same model on one rank does it, where all of them are dense.
+/* Gradient groups: some parameters of a test model are in the group of experts, whose ranks may differ from
+ * those of the dense group. They must be reduced, clipped by the joint norm, updated, saved and loaded with
+ * the same results as in the same model on one rank, where all parameters are dense.
  *
- * Which parameters these are a wrapper around rk_params_add decides (-Wl,--wrap). With tp and sequence
- * parallelism a norm sees other tokens on each rank of tp: with etp=1 its gradient is the sum over edp, tp
- * and dp, where a dense one's is summed over tp first. */
+ * A wrapper around rk_params_add (-Wl,--wrap) selects these parameters. With tp and sequence parallelism a
+ * norm processes different tokens on each tp rank: with etp=1 its gradient is the sum over edp (tp and dp),
+ * where a dense one's is summed over tp first. */
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -28,7 +28,7 @@
 #define NUM_SEQS        4
 #define SEQ_LEN         12
 #define NUM_MICRO       2
-#define BUCKET_ELEMENTS 3000 /* several a group; they cut through parameters */
+#define BUCKET_ELEMENTS 3000 /* several buckets per group; boundaries fall inside parameters */
 #define ELEMENTS_MAX    40000
 #define TIMEOUT_S       120
 #define CONTENTS        (RK_CHECKPOINT_MODEL | RK_CHECKPOINT_OPTIMIZER | RK_CHECKPOINT_EXTRA)
@@ -64,7 +64,7 @@ int64_t __wrap_rk_params_add(struct rk_param_table *table, const struct rk_param
     if (experts_have && strstr(name, experts_have)) {
         changed.is_expert = true;
         changed.ep_rank = 0;
-        changed.sees_rows = false; /* the sum over edp is over tp, too */
+        changed.sees_rows = false; /* the sum over edp includes tp */
         changed.flags &= ~(uint32_t)RK_PARAM_PARTIAL_GRAD;
     }
     return __real_rk_params_add(table, &changed, "%s", name);
@@ -108,7 +108,7 @@ static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *output
     return NULL;
 }
 
-/* Every dp rank has the sequences whose number it divides with that rest. */
+/* dp rank r has the sequences i with i % dp == r. */
 static struct rk_status *micro_batch(struct rk_model *model, int32_t index, bool is_last)
 {
     int32_t tokens[NUM_SEQS * SEQ_LEN], positions[NUM_SEQS * SEQ_LEN], labels[NUM_SEQS * SEQ_LEN];
@@ -157,7 +157,7 @@ static struct rk_status *gather(struct rk_model *model, double *out, int64_t *co
     return NULL;
 }
 
-/* The group is there, with its own ranks, and has what its name says. */
+/* The group exists with its own ranks and has the parameters selected by name. */
 static int check_group(const struct rk_model *model, const struct layout_case *row)
 {
     const struct rk_shard_map *shards = &model->train->shards.of[RK_GRAD_EXPERT];
@@ -177,7 +177,7 @@ static int check_group(const struct rk_model *model, const struct layout_case *r
     return 0;
 }
 
-/* --- against one rank --- */
+/* --- comparison with one rank --- */
 
 static const struct layout_case cases[] = {
     {"norms, tp=2 dp=2 etp=1", "norm", 2, 1, 2, 1, 1, 4, RK_DTYPE_F64, false},
@@ -191,7 +191,7 @@ static const struct layout_case cases[] = {
     {"layer 1, pp=2 dp=2", "layers.1.", 1, 1, 2, 2, 0, 2, RK_DTYPE_F64, false},
 };
 
-/* The norm is far above the bound, so that a part of it that is missing changes every update. */
+/* The norm is far above the bound, so that a missing part of the norm changes every update. */
 #define CLIP_GRAD 0.01
 
 static int run_against_one(struct rk_comm_world *world, void *user)
@@ -235,17 +235,17 @@ static void test_group_over_other_ranks_trains_as_one_rank(void **state)
                          run_against_one, &cases[c], TIMEOUT_S);
 }
 
-/* --- the same bits --- */
+/* --- bitwise equality --- */
 
-/* Groups of the same ranks. */
+/* Layouts in which both groups have the same ranks. */
 static const struct layout_case same_cases[] = {
     {"f32 dp=2", "mlp", 1, 1, 2, 1, 0, 2, RK_DTYPE_F32, false},
     {"bf16 dp=4", "proj", 1, 1, 4, 1, 0, 4, RK_DTYPE_BF16, false},
     {"bf16 dp=2, sums in shards", "mlp", 1, 1, 2, 1, 0, 2, RK_DTYPE_BF16, true},
 };
 
-/* Goal: where both groups have the same ranks and nothing is clipped, it does not matter in which one a
- * parameter is: the same bits after three steps. */
+/* Goal: if both groups have the same ranks and nothing is clipped, the parameters after three steps are
+ * bitwise equal whichever group they are in. */
 static int run_same(struct rk_comm_world *world, void *user)
 {
     const struct layout_case *row = user;
@@ -287,7 +287,7 @@ static void test_groups_of_equal_ranks_give_the_same_bits(void **state)
 struct saving {
     const struct layout_case *row;
     const char *part_dir;
-    double *expected; /* the parameters after the step behind the save; shared */
+    double *expected; /* the parameters after the step that follows the save; shared memory */
 };
 
 static const struct layout_case saved_cases[] = {
@@ -316,7 +316,7 @@ static int save_and_go_on(struct rk_comm_world *world, void *user)
     return 0;
 }
 
-/* Into the same groups: to the bit. */
+/* Into the same groups: bitwise equal. */
 static int load_and_go_on(struct rk_comm_world *world, void *user)
 {
     const struct saving *saving = user;
@@ -335,7 +335,7 @@ static int load_and_go_on(struct rk_comm_world *world, void *user)
     return 0;
 }
 
-/* On one rank, where all parameters are dense. A process of its own, since it starts threads. */
+/* On one rank, where all parameters are dense. In a separate process, since it starts threads. */
 static int load_on_one(struct rk_comm_world *world, void *user)
 {
     const struct saving *saving = user;

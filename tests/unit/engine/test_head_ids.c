@@ -1,9 +1,9 @@
-/* Log-probs of several ids a position, their gradients, and the most likely ids, on layouts of the
+/* Log-probs of several ids per position, their gradients, and the most likely ids, on layouts of the
  * vocabulary.
  *
- * The reference of log-probs and of the most likely ids is the softmax of rk_model_logits in f64. That of the
- * gradient is the label's own path, which other tests cover: as many passes as there are ids, each with one
- * of them as the label. */
+ * The reference of log-probs and of the most likely ids is the softmax of rk_model_logits in f64. The
+ * reference of the gradient is the label's path, which other tests cover: one pass per id, with this id as
+ * the label. */
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -18,7 +18,7 @@
 #include "tests/support/ranks.h"
 
 #define NUM_TOKENS    23
-#define VOCAB_SIZE    131 /* divisible by nothing; 33 columns on each of 4 ranks, the last with padding */
+#define VOCAB_SIZE    131 /* prime; 33 columns on each of 4 ranks, the last with padding */
 #define NUM_IDS_MAX   VOCAB_SIZE
 #define ELEMENTS_MAX  100000
 #define TEMPERATURE   0.8
@@ -75,7 +75,7 @@ static void make_batch(struct batch *batch, int32_t num_ids)
                                    : RK_LABEL_NONE;
         }
     }
-    /* Some places hold no id, and an id may come twice. */
+    /* Some positions hold no id, and ids may repeat. */
     for (int32_t i = 0; i < NUM_TOKENS * num_ids; i++) {
         batch->ids[i] =
             num_ids == VOCAB_SIZE ? i % num_ids : (int32_t)rk_rng_next_below(&rng, VOCAB_SIZE + 9);
@@ -131,7 +131,8 @@ static bool is_near(double actual, double expected, double tolerance)
     return fabs(actual - expected) <= tolerance * fmax(1.0, fabs(expected));
 }
 
-/* The first positions of `expected` by size, whose values may differ by rounding from those that were sorted.
+/* Checks the ids against the largest values of `expected`; values may differ by rounding from the sorted
+ * ones.
  */
 static int check_top(const struct ids_case *row, const int32_t *ids, const double *log_probs,
                      const double *expected)
@@ -263,7 +264,7 @@ static struct rk_status *run_ids(struct rk_model *model, const struct batch *bat
     return rk_train_micro_batch(model, &micro);
 }
 
-/* Every id as the label of a micro-batch. */
+/* Runs one micro-batch per id, with the id as the label. */
 static struct rk_status *run_labels(struct rk_model *model, const struct batch *batch)
 {
     int32_t labels[NUM_TOKENS];
@@ -382,7 +383,7 @@ static int run_bad_id(int32_t rank, int32_t num_ranks, void *user)
     return 0;
 }
 
-/* Goal: an id that the model does not have is named. */
+/* Goal: an id outside the vocabulary is named. */
 static void test_head_ids_beyond_the_vocabulary_are_refused(void **state)
 {
     struct batch *batch = rk_calloc(1, sizeof(*batch));

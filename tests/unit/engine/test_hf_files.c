@@ -1,4 +1,4 @@
-/* Hugging Face directories: what is read, what is refused, what is written. */
+/* Hugging Face directories: accepted files, refused files, exported files. */
 #include "tests/support/test.h"
 
 #include <stdio.h>
@@ -24,21 +24,21 @@
 #define TIED         CONFIG "true}"
 #define ELEMENTS_MAX 1024
 
-/* What a weight file holds, and how it differs from what the model wants. */
+/* The content of a weight file, and how it differs from what the model expects. */
 struct file_spec {
     rk_dtype_t dtype;
-    const char *drop;    /* a tensor that is left out */
-    const char *reshape; /* a tensor that gets another shape */
+    const char *drop;    /* a tensor to leave out */
+    const char *reshape; /* a tensor to give another shape */
     bool flattens;       /* the shape has another rank, not another size */
     rk_dtype_t retype;   /* with `reshape`: its dtype instead */
-    bool adds_others;    /* tensors that the model does not want, and a head besides the tied embedding */
+    bool adds_others;    /* tensors that the model ignores, and a head in addition to the tied embedding */
     bool uses_alias;     /* the tied embedding has its second name */
-    const char *poison;  /* a tensor that gets poison_value as its last element but one */
+    const char *poison;  /* a tensor whose second to last element becomes poison_value */
     double poison_value;
     int64_t begin, end; /* tensors of the table; end 0: all */
 };
 
-/* Small multiples of 1/8: exact in every dtype. The embedding has the same under both of its names. */
+/* Small multiples of 1/8: exact in every dtype. The embedding has the same values under both of its names. */
 static double value_of(const char *name, int64_t i)
 {
     if (strcmp(name, "lm_head.weight") == 0)
@@ -313,7 +313,7 @@ static const struct load_case load_cases[] = {
     {"no safetensors", false, {{NULL, {0}}}, SINGLE, "short", RK_DATA_LOSS, SINGLE},
 };
 
-/* Goal: every layout of files that occurs is read, every defect is named. */
+/* Goal: every layout of files that occurs in practice is read, and every defect is named. */
 static void test_load_of_directories_reads_or_names_the_defect(void **state)
 {
     (void)state;
@@ -348,8 +348,8 @@ static void append_warning(rk_log_level_t level, const char *line, void *user)
         rk_str_appendf(user, "%s\n", line);
 }
 
-/* Goal: weights that the model of config.json has no use for are named: another number of layers, for one, is
- * found out. */
+/* Goal: weights that the model of config.json does not use are named, for instance those of additional
+ * layers. */
 static void test_load_of_more_than_the_model_says_so(void **state)
 {
     static const struct file_spec specs[] = {{F32}, {F32, .adds_others = true}};
@@ -387,7 +387,7 @@ static void test_load_of_missing_directory_is_not_found(void **state)
     rk_test_model_close(&test);
 }
 
-/* Goal: a file that ends early is found before its bytes are used. */
+/* Goal: a truncated file is detected before its bytes are used. */
 static void test_load_of_truncated_file_is_data_loss(void **state)
 {
     char *dir = make_dir("truncated"), *path = rk_path_join(dir, SINGLE);
@@ -425,7 +425,7 @@ static void test_export_in_shards_writes_index_and_config(void **state)
     (void)state;
     open_model(&test, UNTIED);
     num_bytes = rk_model_num_elements(test.model) * 4;
-    assert_ok(rk_model_export_hf(test.model, dir, 4096, NULL)); /* makes the parents too */
+    assert_ok(rk_model_export_hf(test.model, dir, 4096, NULL)); /* creates the parents too */
     path = rk_path_join(dir, INDEX);
     assert_ok(rk_json_parse_file(&index, path, 1 << 20, 0));
     assert_int_equal(rk_json_as_int(rk_json_find_path(index, "metadata.total_size"), 0), num_bytes);
@@ -460,7 +460,7 @@ static struct rk_status *export_to(const char *dir)
     return st;
 }
 
-/* What hooks have seen, and after how many calls they ask to stop. */
+/* Calls seen by the hooks, and the number of calls after which they request a stop. */
 struct seen {
     char phase[32];
     uint64_t done, total;
@@ -497,8 +497,8 @@ static struct rk_status *run_reporting(int i, struct rk_model *model, const char
     return i == 1 ? rk_model_export_hf(model, dir, 4096, &hooks) : rk_model_load_hf(model, dir, &hooks);
 }
 
-/* Goal: what fills or writes a model reports its progress up to the end, and stops when it is told to; an
- * export leaves nothing then. */
+/* Goal: operations that fill or write a model report progress up to the end and stop on request; a stopped
+ * export leaves no files. */
 static void test_filling_and_writing_reports_and_stops(void **state)
 {
     static const char *const phases[] = {"initialise", "export", "load"};
@@ -525,7 +525,7 @@ static void test_filling_and_writing_reports_and_stops(void **state)
     rk_free(stopped_dir);
 }
 
-/* Goal: weights that are no numbers, or none in the model's dtype, are found and named. */
+/* Goal: weights that are not finite, or not in the model's dtype, are detected and named. */
 static void test_load_of_non_finite_weights_is_data_loss(void **state)
 {
     static const char matrix[] = "model.layers.0.mlp.up_proj.weight", vector[] = "model.norm.weight";
@@ -569,7 +569,7 @@ static void test_load_of_non_finite_weights_is_data_loss(void **state)
     }
 }
 
-/* Goal: a model that is damaged is not written; nothing is left. */
+/* Goal: a model with non-finite weights is not exported; no files remain. */
 static void test_export_of_non_finite_weights_is_data_loss(void **state)
 {
     char *dir = rk_test_temp_path("diverged");
@@ -589,7 +589,7 @@ static void test_export_of_non_finite_weights_is_data_loss(void **state)
     rk_free(dir);
 }
 
-/* Goal: nothing is overwritten, other files in the directory do not matter, bad targets are named. */
+/* Goal: no file is overwritten, unrelated files in the directory are accepted, invalid targets are named. */
 static void test_export_to_occupied_or_bad_targets_is_refused(void **state)
 {
     static const char *const occupants[] = {"config.json", "x.safetensors", INDEX};

@@ -1,5 +1,5 @@
-/* Reading weights ahead: blocks come in their order whatever the threads do, columns and dtypes are right,
- * and a bad file or an early end leaves nothing. */
+/* Reading weights ahead: blocks arrive in order for any thread schedule, columns and dtypes are right, and an
+ * invalid file or early end leaves nothing allocated. */
 #include "tests/support/test.h"
 
 #include <string.h>
@@ -13,7 +13,7 @@
 #define ROWS      1000
 #define COLS      7
 #define STEP_ROWS 3
-#define BLOCKS    ((ROWS + STEP_ROWS - 1) / STEP_ROWS) /* many more than there are slots */
+#define BLOCKS    ((ROWS + STEP_ROWS - 1) / STEP_ROWS) /* many more than slots */
 
 struct source {
     struct rk_device *device;
@@ -93,8 +93,8 @@ static void check_block(const struct rk_hf_block *block, rk_dtype_t dtype, const
     }
 }
 
-/* Goal: every block has its elements, in its turn. Method: a ring that is gone round many times, with blocks
- * released as late as the ring allows. */
+/* Goal: every block has the right elements, in order. Method: the ring wraps many times, with blocks released
+ * as late as the ring allows. */
 static void test_take_gives_blocks_in_order(void **state)
 {
     static const struct {
@@ -131,7 +131,7 @@ static void test_take_gives_blocks_in_order(void **state)
     }
 }
 
-/* Goal: an error comes in the turn of its block, with the blocks before it whole. */
+/* Goal: an error is returned at its block's position, and the blocks before it are complete. */
 static void test_take_of_truncated_file_is_data_loss(void **state)
 {
     struct rk_hf_reader *reader;
@@ -157,7 +157,7 @@ static void test_take_of_truncated_file_is_data_loss(void **state)
     close_source(&source);
 }
 
-/* Goal: a reader that is given up in the middle ends. */
+/* Goal: destroying a reader in the middle ends its threads. */
 static void test_destroy_in_the_middle_ends(void **state)
 {
     struct source source;
@@ -180,7 +180,7 @@ static void test_destroy_in_the_middle_ends(void **state)
     " \"num_attention_heads\": 2, \"num_key_value_heads\": 2, \"head_dim\": 8, \"vocab_size\": 1100,"        \
     " \"max_position_embeddings\": 16, \"tie_word_embeddings\": true}"
 
-/* Goal: parameters of several blocks are put together, masters too. Method: an embedding of 2.25 million
+/* Goal: parameters of several blocks are assembled, including masters. Method: an embedding of 2.25 million
  * elements. */
 static void test_load_of_parameters_of_several_blocks(void **state)
 {

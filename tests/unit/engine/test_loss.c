@@ -1,4 +1,4 @@
-/* Policy losses on packed sequences: published values, gradients, and what must not change them. */
+/* Policy losses on packed sequences: published values, gradients, and invariances. */
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -28,7 +28,7 @@ struct result {
     double loss, pg_loss, pg_clipfrac, pg_clipfrac_lower, ppo_kl, kl_loss, entropy_loss, distill_loss;
 };
 
-/* What a test sets of the options of update_actor. */
+/* The options of update_actor that a test sets. */
 struct settings {
     rk_loss_agg_mode_t agg_mode;
     double clip_high, entropy_coeff, kl_coef;
@@ -80,7 +80,7 @@ static double find_metric(const struct rk_objective *objective, const char *name
     return 0.0;
 }
 
-/* The set of ratios and advantages that the published values are given for; ratio 9 is masked. */
+/* The ratios and advantages of the published values; ratio 9 is masked. */
 static struct fixture make_worked(void)
 {
     static const double ratios[8] = {1.5, 0.5, 1.1, 9.0, 4.0, 0.5, 1.5, 1.0};
@@ -344,8 +344,8 @@ static void check_gradients(const struct settings *settings, struct fixture *f, 
     }
 }
 
-/* Goal: gradients by log-prob and entropy equal central differences of the loss, for every mode and
- * estimator. */
+/* Goal: gradients with respect to log-prob and entropy equal central differences of the loss, for every mode
+ * and estimator. */
 static void test_loss_gradient_equals_central_difference(void **state)
 {
     static const char *const kl_types[] = {"k1", "abs", "k2", "k3"};
@@ -384,7 +384,7 @@ static void test_loss_nan_outside_mask_is_harmless(void **state)
     }
 }
 
-/* Goal: NaN inside the mask is not swallowed by a clamp: it shows in loss and gradient. */
+/* Goal: NaN inside the mask is not hidden by a clamp: loss and gradient are NaN. */
 static void test_loss_nan_inside_mask_shows(void **state)
 {
     struct settings settings = make_full_settings(RK_AGG_TOKEN_MEAN, "k3");
@@ -399,7 +399,7 @@ static void test_loss_nan_inside_mask_shows(void **state)
     assert_true(isnan(r.dlog_probs[1]));
 }
 
-/* The sequences [first, first + count) of `all` as a micro-batch of their own. */
+/* The sequences [first, first + count) of `all` as a separate micro-batch. */
 static struct fixture take_sequences(const struct fixture *all, int first, int count)
 {
     struct fixture f = *all;
@@ -418,7 +418,7 @@ static struct fixture take_sequences(const struct fixture *all, int first, int c
     return f;
 }
 
-/* Goal: splitting into micro-batches changes no gradient bit, and the loss only by the order of its sum. */
+/* Goal: splitting into micro-batches changes no gradient bit, and the loss only by the order of summation. */
 static void test_loss_split_into_micro_batches_is_invariant(void **state)
 {
     (void)state;
@@ -446,7 +446,7 @@ static void test_loss_split_into_micro_batches_is_invariant(void **state)
     }
 }
 
-/* Goal: a batch in which nothing counts has loss 0 and gradient 0, not 0/0. */
+/* Goal: a batch without tokens under the mask has loss 0 and gradient 0, not 0/0. */
 static void test_loss_empty_mask_gives_zero(void **state)
 {
     (void)state;
