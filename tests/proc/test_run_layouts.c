@@ -55,8 +55,7 @@ static void test_layouts_give_the_first_step_of_one_rank(void **state)
     rk_free(expected_dir);
 }
 
-#define DUMP "dump/1.jsonl" /* samples of the first step: responses, scores, and log-probs with all digits \
-                             */
+#define DUMP "dump/1.jsonl" /* samples of the first step, with all digits of log-probs */
 
 /* Runs one step in strict numerics; returns the run directory, with the dump. */
 static char *run_strict(const struct layout *layout)

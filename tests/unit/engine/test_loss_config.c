@@ -87,7 +87,7 @@ static void test_objective_read_overrides(void **state)
     rk_json_free(options);
 }
 
-/* Goal: an entropy that no coefficient weighs is computed and not differentiated. */
+/* Goal: an entropy whose coefficient is 0 is computed and not differentiated. */
 static void test_objective_read_entropy_that_is_only_measured(void **state)
 {
     uint32_t log_probs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS), entropy = RK_HEAD_BIT(RK_HEAD_ENTROPY);
@@ -137,7 +137,7 @@ static void test_objective_read_bad_value_names_key(void **state)
     }
 }
 
-/* Goal: distillation is a term beside the policy loss, or the only one; a bad key of it is named. */
+/* Goal: distillation is a term beside the policy loss, or the only one; an invalid key of it is named. */
 static void test_objective_read_distillation(void **state)
 {
     static const struct {
@@ -185,8 +185,8 @@ static void test_objective_read_distillation(void **state)
     }
 }
 
-/* Goal: a divergence over the teacher's top-k asks for that many ids and not for the sampled token's
- * log-prob, beside the other terms and alone. */
+/* Goal: a divergence over the teacher's top-k requests k ids and not the sampled token's log-prob, with other
+ * terms and alone. */
 static void test_objective_read_distillation_over_topk(void **state)
 {
     static const char *const modes[] = {"forward_kl_topk", "reverse_kl_topk", "jsd_topk"};
@@ -219,7 +219,7 @@ static void test_objective_read_distillation_over_topk(void **state)
     }
 }
 
-/* Goal: every choice that the table of knobs offers is implemented. */
+/* Goal: every choice in the table of options is implemented. */
 static void test_objective_read_takes_every_choice(void **state)
 {
     static const struct {

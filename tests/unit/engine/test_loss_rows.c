@@ -1,4 +1,4 @@
-/* Every row of the loss table: published values, gradients, what must not change them, and its keys. */
+/* Every row of the loss table: published values, gradients, invariances, and its keys. */
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@ static struct rk_test_loss open_loss(rk_objective_kind_t kind, const char *name,
 
 /* --- published values --- */
 
-/* The set of ratios and advantages that the published values are given for; ratio 9 is masked. */
+/* The ratios and advantages of the published values; ratio 9 is masked. */
 static struct rk_test_batch make_worked(void)
 {
     static const double ratios[8] = {1.5, 0.5, 1.1, 9.0, 4.0, 0.5, 1.5, 1.0};
@@ -95,7 +95,7 @@ static void test_policy_rows_worked_set_has_published_values(void **state)
     }
 }
 
-/* Goal: gspo's published rows with the advantages exchanged, and its narrow clip. */
+/* Goal: gspo's published values with exchanged advantages, and its narrow clip. */
 static void test_gspo_exchanged_advantages_has_published_values(void **state)
 {
     static const struct {
@@ -136,8 +136,8 @@ static void test_dro_worked_set_has_published_gradient(void **state)
         assert_below("gradient", fabs(result.grads[RK_HEAD_LOG_PROBS][t] - expected[t]), RK_TOL_SIX_DECIMALS);
 }
 
-/* Goal: clip_cov gives one of the three candidates of the worked set no loss and no gradient, always the same
- * one, also when the rows change places. */
+/* Goal: clip_cov sets loss and gradient of one of the three candidates of the worked set to zero: always the
+ * same one, also if the rows are permuted. */
 static void test_clip_cov_worked_set_drops_one_candidate(void **state)
 {
     static const bool is_candidate[8] = {false, false, true, false, false, true, true, false};
@@ -327,7 +327,8 @@ static void test_sums_worked_example_has_published_values(void **state)
     }
 }
 
-/* Goal: distillation by the published estimates, with its weight beside the policy loss and without alone. */
+/* Goal: distillation with the published estimates, weighted in addition to the policy loss and unweighted
+ * alone. */
 static void test_distill_worked_example_has_published_values(void **state)
 {
     static const char *const rewards[] = {"true", "false"};
@@ -364,12 +365,13 @@ static void test_distill_worked_example_has_published_values(void **state)
     }
 }
 
-/* --- what holds for every row --- */
+/* --- properties of every row --- */
 
 static const struct row {
     rk_objective_kind_t kind;
     const char *name, *options;
-    bool has_constants; /* the ratio is a constant: the derivative is the one with old moving along */
+    bool has_constants; /* the ratio is a constant: the derivative is taken with old log-probs changing
+                         * together with the new ones */
     bool is_of_micro_batch;
 } rows[] = {
     {RK_OBJECTIVE_POLICY, "vanilla", "{}", false, false},
@@ -415,8 +417,8 @@ static int head_of(const struct rk_test_loss *loss)
 }
 
 /* Tokens on both sides of every clip and far from its edges, some beyond the clamp of the exponent; the third
- * pair of sequences does not count. Advantages are one number a sequence, the importance weights too: gspo's
- * gradient by token is the derivative of its loss then. */
+ * pair of sequences is masked out. Advantages and importance weights are one number per sequence, so that
+ * gspo's gradient by token is the derivative of its loss. */
 static struct rk_test_batch make_random(uint64_t seed, rk_loss_agg_mode_t mode)
 {
     static const double log_ratios[] = {-25.0, -1.0, -0.3, -0.1, 0.02, 0.1, 0.25, 0.9, 1.5, 25.0};
@@ -461,7 +463,7 @@ static double loss_at(const struct row *row, const struct rk_test_loss *loss, st
     return rk_test_loss_run(loss, &batch).metrics[0];
 }
 
-/* The part of a sum that one token's loss is: far larger ones would drown the difference. */
+/* Limits one token's part of a sum: far larger terms would hide the difference by rounding. */
 static void keep_small(struct rk_test_batch *batch, int t)
 {
     for (int s = 0; s < batch->cu_seqlens[batch->num_seqs]; s++) {
@@ -523,7 +525,7 @@ static void test_rows_nan_outside_mask_is_harmless(void **state)
     }
 }
 
-/* Goal: NaN in a token that counts shows in the loss of every row. */
+/* Goal: NaN in a token under the mask makes the loss of every row NaN. */
 static void test_rows_nan_inside_mask_shows(void **state)
 {
     (void)state;
@@ -538,8 +540,8 @@ static void test_rows_nan_inside_mask_shows(void **state)
     }
 }
 
-/* Goal: splitting into micro-batches of whole pairs changes no gradient bit of the rows that do not say so,
- * and metrics by the order of their sum alone. */
+/* Goal: splitting into micro-batches of whole pairs changes no gradient bit, except in rows that declare it,
+ * and metrics only by the order of summation. */
 static void test_rows_split_into_micro_batches_is_invariant(void **state)
 {
     (void)state;
@@ -568,7 +570,7 @@ static void test_rows_split_into_micro_batches_is_invariant(void **state)
     }
 }
 
-/* Goal: a batch in which nothing counts adds nothing, in any row. */
+/* Goal: a batch without tokens under the mask adds 0, in every row. */
 static void test_rows_empty_mask_gives_zero(void **state)
 {
     (void)state;
@@ -590,7 +592,7 @@ static void test_rows_empty_mask_gives_zero(void **state)
     }
 }
 
-/* Goal: a bad value of any key of a row is refused by its name. */
+/* Goal: an invalid value of any key of a row is refused with the key's name. */
 static void test_rows_bad_key_is_named(void **state)
 {
     static const struct {

@@ -96,7 +96,8 @@ static int64_t count_rounded(const struct rk_model *model)
     return count;
 }
 
-/* Goal: masters start as the parameters, with more bits where the source has them. */
+/* Goal: masters are initialized with the parameters' values before rounding, where the source has more
+ * bits. */
 static void test_masters_start_as_the_parameters_unrounded(void **state)
 {
     char *narrow = rk_test_fixture_path("golden/qwen2_tiny"),
@@ -106,7 +107,7 @@ static void test_masters_start_as_the_parameters_unrounded(void **state)
     (void)state;
     open_training(&test, NULL, 1e-3);
     assert_int_equal(count_rounded(test.model), 0);
-    assert_ok(rk_model_init_random(test.model, 4, NULL)); /* and follow another start */
+    assert_ok(rk_model_init_random(test.model, 4, NULL)); /* masters follow another initialization */
     assert_int_equal(count_rounded(test.model), 0);
     rk_test_model_close(&test);
 
@@ -128,7 +129,7 @@ static void test_masters_start_as_the_parameters_unrounded(void **state)
     rk_free(wide);
 }
 
-/* Goal: whether a model trains or not, a file gives it the same parameters. */
+/* Goal: a training and an inference model load the same parameters from a file. */
 static void test_load_of_f32_file_rounds_alike_with_and_without_training(void **state)
 {
     char *wide = rk_test_fixture_path("golden/llama_tiny");
@@ -145,8 +146,9 @@ static void test_load_of_f32_file_rounds_alike_with_and_without_training(void **
     rk_free(wide);
 }
 
-/* Goal: what masters are for. Method: steps of 5e-5 at norm weights of 1, where bf16 has 2^-8 = 4e-3 between
- * neighbours. One step rounds away; a hundred arrive, where those of a model in f32 do. */
+/* Goal: small updates accumulate in the masters. Method: steps of 5e-5 at norm weights of 1, where
+ * neighbouring bf16 values differ by 2^-8 = 4e-3. One step is lost by rounding; after a hundred the
+ * parameters equal those of a model in f32. */
 static void test_many_tiny_updates_are_not_lost(void **state)
 {
     struct rk_optim_config optim = rk_test_adamw(5e-5, 0, 0);
@@ -182,8 +184,8 @@ static void test_many_tiny_updates_are_not_lost(void **state)
     rk_test_model_close(&exact);
 }
 
-/* Goal: values reach the masters of this shard and nothing else. Method: ranges before, over both ends of,
- * inside, around and behind the parts of four buckets, elements 10 to 19, 30 to 39 and so on. */
+/* Goal: values are written to the masters of this shard only. Method: ranges before, across both ends of,
+ * inside, around and after the parts of four buckets, elements 10 to 19, 30 to 39 and so on. */
 static void test_set_masters_takes_what_lies_in_the_shard(void **state)
 {
     static const struct {
@@ -228,7 +230,7 @@ static void test_memory_report_of_bf16_model_counts_masters(void **state)
     open_training(&test, NULL, 1e-3);
     memory = rk_model_get_memory(test.model);
     count = (uint64_t)test.model->core->params.num_elements;
-    assert_int_equal(memory.param_bytes, 2 * count + 2 * 64 * 8 * sizeof(float)); /* and rotary tables */
+    assert_int_equal(memory.param_bytes, 2 * count + 2 * 64 * 8 * sizeof(float)); /* plus rotary tables */
     assert_int_equal(memory.grad_bytes, 4 * count);
     assert_int_equal(memory.master_bytes, 4 * count);
     assert_int_equal(memory.optimizer_bytes, 8 * count);

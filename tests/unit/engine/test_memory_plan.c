@@ -1,7 +1,7 @@
-/* What a plan says is what a role takes: to the byte, for every layout and option, and nothing is taken
- * later.
+/* A plan equals the memory that a role allocates, to the byte, for every layout and option, and nothing is
+ * allocated later.
  *
- * Every rank is a process of its own. Rows for which the machine has too few devices are left out. */
+ * Every rank is a separate process. Rows that need more devices than the machine has are skipped. */
 #include "tests/support/test.h"
 
 #include <stdlib.h>
@@ -22,7 +22,7 @@
 #define TOKENS_MAX      LOG_PROB_TOKENS
 #define IDS_MAX         80 /* more than the columns of a rank, with tp=2 */
 #define VOCAB_SIZE      131
-#define NUM_SEQS        5 /* that the rollout runs together */
+#define NUM_SEQS        5 /* sequences that the rollout runs at the same time */
 #define MODEL_LEN       90
 #define RUN_TIMEOUT_S   60 /* of a row */
 
@@ -39,7 +39,7 @@
     "131, \"head_dim\": 8,"                                                                                \
     " \"max_position_embeddings\": 128, \"initializer_range\": 0.1, \"tie_word_embeddings\": false}"
 
-/* Two kinds of layers, with caches of their own. */
+/* Two kinds of layers with different caches. */
 #define MIXED                                                                                             \
     "{\"model_type\": \"mixed\", \"hidden_size\": 64, \"intermediate_size\": 128,"                        \
     " \"num_hidden_layers\": 4, \"num_attention_heads\": 8, \"num_key_value_heads\": 2, \"vocab_size\": " \
@@ -70,10 +70,10 @@ struct plan_case {
     int64_t num_ids; /* of training micro-batches */
     bool adds_in_shards;
     bool sequence_parallel;
-    int32_t seq_len; /* of the shortest sequences that the plan has room for; 0: 1 */
+    int32_t seq_len; /* length of the shortest sequences that the plan allows; 0: 1 */
     /* With a pipeline there is no rollout, which cannot share its weights. 0: 1. */
     int32_t pp, vpp;
-    int32_t num_first, num_last; /* layers of these stages; 0: as many as the others */
+    int32_t num_first, num_last; /* layers of the first and last stage; 0: as many as the others */
     bool is_cpu_only;
 };
 
@@ -219,7 +219,7 @@ static const struct plan_case cases[] = {
      .pp = 2},
 };
 
-/* A packed micro-batch in memory of its own. */
+/* A packed micro-batch in separate memory. */
 struct tokens {
     struct rk_packed packed;
     int32_t ids[TOKENS_MAX], positions[TOKENS_MAX], labels[TOKENS_MAX], cu_seqlens[TOKENS_MAX + 1];
@@ -261,16 +261,16 @@ static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *output
     return NULL;
 }
 
-/* The two roles of one rank, and what was planned for them. */
+/* The two roles of one rank, and their plans. */
 struct roles {
     const struct plan_case *row;
     struct rk_test_model test;
     struct rk_model *sampler;   /* shares the weights; NULL with a pipeline */
     struct rk_rollout *rollout; /* likewise */
     struct rk_memory_plan actor_plan, rollout_plan;
-    uint64_t other_bytes; /* of the device, held by neither: communicators have some */
-    /* With a pipeline a call has so many micro-batches for each stage, of so many sizes. Two for each stage
-     * are as many as it ever holds at once. */
+    uint64_t other_bytes; /* device memory of neither role, such as that of communicators */
+    /* With a pipeline a call has `rounds` micro-batches per stage, of num_sizes sizes. A stage never holds
+     * more than two per stage at once. */
     int32_t rounds, num_sizes;
 };
 
@@ -421,8 +421,8 @@ static struct rk_status *log_probs(struct roles *roles, int64_t num_tokens, int3
     return rk_model_forward_all(roles->test.model, &work);
 }
 
-/* More requests than run together; prompts of this length. Whatever is sampled ends a response that may be
- * long: what it may need is taken when it starts. */
+/* More requests than run together; prompts of this length. Any sampled token ends a response whose maximum
+ * length is large: its memory is allocated when it starts. */
 static struct rk_status *generate(struct roles *roles, int32_t prompt_len, int32_t max_tokens)
 {
     enum { COUNT = 2 * NUM_SEQS + 1 };
@@ -518,13 +518,13 @@ static int run_largest(struct roles *roles)
     return 0;
 }
 
-/* Goal: a device whose operators say what they need has all of it before the first pass. */
+/* Goal: on a device whose operators declare their workspace, all of it is allocated before the first pass. */
 static int check_reserved(const struct roles *roles, const struct rk_device_stats *reserved)
 {
     struct rk_device_stats stats = rk_device_get_stats(roles->test.device);
 
     if (rk_test_device_is_cpu(roles->test.device))
-        return 0; /* its scratch is on the heap and grows with the first passes */
+        return 0; /* its workspace is on the heap and grows during the first passes */
     RK_RANK_CHECK(stats.num_allocations == reserved->num_allocations,
                   "%llu allocations after the passes, %llu before", (unsigned long long)stats.num_allocations,
                   (unsigned long long)reserved->num_allocations);
@@ -542,7 +542,7 @@ static int run_rank(struct rk_comm_world *world, void *user)
     if (check_plans(&roles, false) || run_largest(&roles) || check_plans(&roles, true) ||
         check_reserved(&roles, &reserved))
         return 1;
-    /* The CPU's scratch depends on the longest sequence, and on which product runs. */
+    /* The CPU's workspace depends on the longest sequence and on the product's kernel. */
     RK_RANK_OK(update(&roles, 0, 1));
     RK_RANK_OK(update(&roles, TRAIN_TOKENS, TRAIN_TOKENS));
     RK_RANK_OK(log_probs(&roles, LOG_PROB_TOKENS - 60, 30));
@@ -577,7 +577,7 @@ static int run_alone(int32_t rank, int32_t num_ranks, void *user)
     return run_rank(NULL, user);
 }
 
-/* In a process of its own, since it opens a device. Ends this one too where there is no such device. */
+/* Runs in a separate process, since it opens a device. If there is no such device, this process ends too. */
 static int run_one_rank(struct plan_case *row)
 {
     struct rk_test_rank_result result;
@@ -588,8 +588,8 @@ static int run_one_rank(struct plan_case *row)
     return failed;
 }
 
-/* Goal: a plan equals what the role holds, kind by kind, and the largest passes use exactly that; then any
- * mixture of smaller ones takes nothing. Method: every row on real ranks. */
+/* Goal: a plan equals what the role holds, kind by kind, and the largest passes use exactly that; afterwards
+ * any mixture of smaller passes allocates nothing. Method: every row on real ranks. */
 static void test_plan_is_what_roles_take(void **state)
 {
     (void)state;
@@ -625,7 +625,7 @@ static struct rk_memory_plan_desc make_desc(struct rk_json **config, const struc
     };
 }
 
-/* Goal: a plan needs no device and no peers, and its numbers are those of the formulas where there are some.
+/* Goal: a plan needs no device and no other ranks, and its numbers equal the formulas where formulas exist.
  */
 static void test_plan_without_device_matches_formulas(void **state)
 {
@@ -646,7 +646,7 @@ static void test_plan_without_device_matches_formulas(void **state)
     elements = plan.memory.grad_bytes / sizeof(float);
     assert_int_equal(elements % (4 * 32), 0); /* four shards of whole vectors */
     assert_int_equal(plan.memory.param_bytes,
-                     elements * sizeof(float) + 2 * 128 * 4 * sizeof(float)); /* and rotary tables */
+                     elements * sizeof(float) + 2 * 128 * 4 * sizeof(float)); /* plus rotary tables */
     assert_int_equal(plan.memory.optimizer_bytes, 2 * plan.memory.grad_bytes / 4);
     assert_int_equal(plan.memory.kv_cache_bytes, 0);
     desc.limits.train_tokens = 1000;
@@ -717,7 +717,7 @@ static void test_plan_bad_arguments_are_refused(void **state)
 }
 
 /* Goal: host memory that runs out during a plan fails it and nothing else. Method: the n-th allocation fails,
- * for n = 1, 2, ... until the plan is made; the sanitizer looks for leaks. */
+ * for n = 1, 2, ... until the plan is made; the sanitizer checks for leaks. */
 static void test_plan_with_failing_allocation_is_resource_exhausted(void **state)
 {
     const struct rk_rollout_config rollout = {.max_num_seqs = 2, .max_num_batched_tokens = 16};
@@ -745,7 +745,7 @@ static void test_plan_with_failing_allocation_is_resource_exhausted(void **state
         rk_status_free(st);
         assert_in_range(nth, 1, 500);
     } while (st);
-    assert_true(nth > 5); /* there are many places that can fail */
+    assert_true(nth > 5); /* many allocations can fail */
     rk_json_free(config);
     rk_mesh_destroy(mesh);
 }
@@ -764,8 +764,8 @@ static void test_plan_check_names_kinds(void **state)
                  "gradients 5, optimizer 20");
 }
 
-/* Goal: roles that are built one after the other leave what they do not take, and share the workspace of
- * operators: each part of it is held once, as large as the role with the largest needs it. */
+/* Goal: each role reduces the memory available to the next ones by what it holds, and roles share the
+ * workspace of operators: each part of it is allocated once, with the largest size that a role needs. */
 static void test_room_shrinks_with_every_role(void **state)
 {
     static const struct {
@@ -775,7 +775,8 @@ static void test_room_shrinks_with_every_role(void **state)
         uint64_t own_bytes;
         bool fits;
     } roles[] = {
-        {100, {.scratch_bytes = 30, .kept_bytes = 2}, 1000 - 100 - 22, 32, true}, /* 10 were held before */
+        {100, {.scratch_bytes = 30, .kept_bytes = 2}, 1000 - 100 - 22, 32, true}, /* 10 were allocated
+                                                                                   * before */
         {200, {.scratch_bytes = 20, .kept_bytes = 9}, 878 - 200 - 7, 39, true},
         {670, {.scratch_bytes = 1}, 1, 39, true},
         {10, {0}, -9, 39, false},
@@ -799,8 +800,8 @@ static void test_room_shrinks_with_every_role(void **state)
     }
 }
 
-/* Goal: a cache gets the share of the room that the rest of its role leaves, at least a block and at most
- * what the plan has. */
+/* Goal: a cache gets its share of the memory that the rest of its role leaves, at least one block and at most
+ * the plan's number. */
 static void test_cache_blocks_fit_the_share(void **state)
 {
     static const struct {

@@ -1,6 +1,6 @@
-/* Goal: a model whose layers are of several kinds, one of which keeps a single tensor of 576 values a token,
- * has the cache, the plans, the tables and the checkpoints that its blocks declare. Expected bytes are worked
- * out by hand. Plans of such models on several ranks: test_memory_plan.c. */
+/* Goal: a model with several kinds of layers, one of which caches a single tensor of 576 values per token,
+ * has the cache, plans, rotary tables and checkpoints that its blocks declare. Expected bytes are computed by
+ * hand. Plans of such models on several ranks: test_memory_plan.c. */
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -79,7 +79,7 @@ static void test_layers_are_of_the_kinds_listed(void **state)
     rk_test_model_close(&test);
 }
 
-/* Goal: a table for every declared rotation, and no more. Method: the definition, at the last position. */
+/* Goal: exactly one table for every declared rotation. Method: the definition, at the last position. */
 static void test_rotary_tables_are_those_declared(void **state)
 {
     static const struct {
@@ -109,7 +109,7 @@ static void test_rotary_tables_are_those_declared(void **state)
     rk_test_model_close(&test);
 }
 
-/* Goal: a rotation that no operator computes is refused before anything is taken. */
+/* Goal: a rotation that no operator computes is refused before any allocation. */
 static void test_rotation_of_an_odd_width_is_refused(void **state)
 {
     const struct rk_test_model_spec spec = {.config = CONFIG("2", "8", "\"odd_layers\": [2]"),
@@ -186,7 +186,7 @@ static void test_cache_has_what_each_block_declares(void **state)
     check_cache(CONFIG("1", "2", LATENT_LAYERS), RK_DTYPE_BF16, 7, 1, 2);
 }
 
-/* Goal: a cache whose size overflows is refused, not wrapped. */
+/* Goal: a cache whose size overflows is refused instead of wrapping around. */
 static void test_cache_too_large_is_refused(void **state)
 {
     struct rk_test_model test = open_model(MIXED, RK_DTYPE_F32, RK_NUMERICS_FAST);
@@ -204,7 +204,7 @@ static void test_cache_too_large_is_refused(void **state)
     rk_test_model_close(&test);
 }
 
-/* Goal: a plan says the cache's bytes without a device. */
+/* Goal: a plan has the cache's bytes without a device. */
 static void test_plan_has_the_bytes_of_every_kind(void **state)
 {
     struct rk_mesh_spec spec = {.tp = 2};
@@ -227,7 +227,7 @@ static void test_plan_has_the_bytes_of_every_kind(void **state)
 
         assert_ok(rk_memory_plan_make(&plan, &desc));
         assert_int_equal(plan.num_kv_blocks, 1 + 3 * 4);
-        /* a kv head a rank; the latent tensor whole on both */
+        /* one kv head per rank; the whole latent tensor on both ranks */
         assert_int_equal(plan.memory.kv_cache_bytes, cache_bytes(13, 8, 2));
     }
     rk_json_free(config);
@@ -243,7 +243,7 @@ struct batch {
     float log_probs[NUM_REQUESTS][MAX_LEN];
 };
 
-/* Lengths on both sides of the borders of blocks. */
+/* Lengths on both sides of block boundaries. */
 static void generate(struct rk_test_model *test, struct batch *b, int32_t max_num_seqs,
                      int64_t max_num_batched_tokens)
 {
@@ -289,8 +289,8 @@ static void recompute(struct rk_test_model *test, const struct batch *b, int i, 
                                1, NULL, &(struct rk_head_arrays){.of = {out}}));
 }
 
-/* Goal: what steps over the cache sample does not depend on how they are cut, and strict log-probs are those
- * of a packed pass, bit for bit: every block finds its own tensor of the cache. */
+/* Goal: the samples do not depend on how the steps over the cache are split, and strict log-probs equal those
+ * of a packed pass bit for bit: every block uses its own tensor of the cache. */
 static void test_generate_has_the_bits_of_packed_passes(void **state)
 {
     struct rk_test_model test = open_model(MIXED, RK_DTYPE_F32, RK_NUMERICS_STRICT);
@@ -315,7 +315,7 @@ static void test_generate_has_the_bits_of_packed_passes(void **state)
 
 /* --- activations --- */
 
-#define NUM_TOKENS 64 /* every tensor is a multiple of what the arena aligns to */
+#define NUM_TOKENS 64 /* every tensor is a multiple of the arena's alignment */
 
 static void fill_packed(struct rk_packed *packed, int32_t *ids)
 {
@@ -330,8 +330,8 @@ static void fill_packed(struct rk_packed *packed, int32_t *ids)
     *packed = (struct rk_packed){2, NUM_TOKENS, NUM_TOKENS - 24, ids, positions, cu_seqlens, labels};
 }
 
-/* Goal: what a forward pass keeps for the backward pass is what its blocks declare, and the residual stream
- * and statistics of the norms; to the byte. */
+/* Goal: a forward pass keeps for the backward pass exactly the activations that its blocks declare, the
+ * residual stream and the norms' statistics, to the byte. */
 static void test_kept_activations_are_those_declared(void **state)
 {
     struct rk_test_model test = open_model(MIXED, RK_DTYPE_F32, RK_NUMERICS_FAST);
@@ -358,7 +358,7 @@ static void test_kept_activations_are_those_declared(void **state)
     /* dense: [q; k; v], out, lse, [gate; up]; latent: [q; c], out, lse */
     assert_int_equal(declared,
                      4 * (2 * ((4 + 2 * 2) * 8 + 4 * 8 + 4 + 2 * 48) + 3 * (5 * 576 + 4 * 512 + 4)));
-    /* One residual in front of each of the 7 blocks and of the last norm, and the norms' statistics. */
+    /* One residual before each of the 7 blocks and the final norm, and the norms' statistics. */
     assert_int_equal(rk_step_arena_mark(memory.arena).live_bytes - before,
                      NUM_TOKENS * (declared + 8 * (residual + statistic)));
     rk_step_arena_destroy(memory.arena);
@@ -448,7 +448,7 @@ static void check_same_values(const struct rk_test_model *a, const struct rk_tes
                         (size_t)a->model->core->params.num_elements * sizeof(float));
 }
 
-/* Goal: files hold every layer by its own tensors, and bring them back. */
+/* Goal: files have the tensors of every layer's kind, and loading restores them. */
 static void test_files_of_mixed_layers_come_back(void **state)
 {
     struct rk_test_model test = open_model(MIXED, RK_DTYPE_F32, RK_NUMERICS_FAST), back;

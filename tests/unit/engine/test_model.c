@@ -1,4 +1,4 @@
-/* A model on one rank: passes, their arguments, gradients against differences, steps, memory. */
+/* A model on one rank: passes, their arguments, gradients against finite differences, steps, memory. */
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -35,8 +35,8 @@ struct batch {
     int32_t tokens[NUM_TOKENS], positions[NUM_TOKENS], labels[NUM_TOKENS];
     double entropy_coeff;
     double loss;       /* of the last call of loss_fn */
-    double scale;      /* of the gradient: NaN makes a bad step */
-    uint32_t measured; /* of the outputs */
+    double scale;      /* factor of the gradient: NaN makes the step's gradients non-finite */
+    uint32_t measured; /* outputs that are only measured */
 };
 
 static void make_batch(struct batch *batch)
@@ -113,7 +113,7 @@ static struct rk_status *micro_batch(struct rk_model *model, struct batch *batch
                                                                 .user = batch});
 }
 
-/* That of the output projection after one micro-batch. rk_free it. */
+/* The gradient of the output projection after one micro-batch. rk_free it. */
 static double *head_gradient(struct rk_test_model *test, struct batch *batch)
 {
     double *gradient = rk_calloc(VOCAB_SIZE * 32, sizeof(*gradient));
@@ -181,8 +181,8 @@ static void test_micro_batch_gradient_is_the_derivative(void **state)
     check_gradients(QWEN2);
 }
 
-/* Goal: an output that a loss only measures has no part in the backward pass. Method: gradients by it that
- * would spoil all others, against 0. */
+/* Goal: an output that a loss only measures has no part in the backward pass. Method: a gradient for it that
+ * would change all others, compared with 0. */
 static void test_measured_output_is_not_differentiated(void **state)
 {
     double *gradients[2];
@@ -205,8 +205,9 @@ static void test_measured_output_is_not_differentiated(void **state)
     rk_free(gradients[1]);
 }
 
-/* Goal: the chunks of the head do not show. Method: chunks of 7 tokens, which do not divide the number of
- * labels, against one chunk; statistics are merged per token, so log-probs agree in every bit. */
+/* Goal: the results do not depend on the chunks of the head. Method: chunks of 7 tokens, which do not divide
+ * the number of labels, against one chunk; statistics are merged per token, so log-probs agree in every
+ * bit. */
 static void test_head_chunks_give_the_same_log_probs_and_gradients(void **state)
 {
     double log_probs[2][NUM_TOKENS], *gradients[2];
@@ -231,8 +232,8 @@ static void test_head_chunks_give_the_same_log_probs_and_gradients(void **state)
     rk_free(gradients[1]);
 }
 
-/* Goal: sequences of a pack do not see each other, nor tokens the future. Method: change one token; bits
- * change only from that position of its sequence on. */
+/* Goal: sequences of a pack are independent, and tokens do not depend on later ones. Method: change one
+ * token; bits change only from that position of its sequence on. */
 static void test_logits_after_changed_token_change_only_behind_it(void **state)
 {
     const int32_t changed = 9; /* in the second sequence */
@@ -297,7 +298,7 @@ static void test_forward_outputs_are_those_of_logits(void **state)
 
 struct argument_case {
     const char *label;
-    int32_t index; /* of the token that is spoilt */
+    int32_t index; /* index of the token that is made invalid */
     int32_t token, position, label_id;
     double temperature;
     rk_code_t code;
@@ -319,7 +320,7 @@ static const struct argument_case argument_cases[] = {
     {"temperature tiny", 7, 0, 0, 0, 1e-300, RK_INVALID_ARGUMENT, "temperature=1e-300"},
 };
 
-/* Goal: what comes from outside is checked before the device sees it, and the model stays usable. */
+/* Goal: arguments are checked before they reach the device, and the model remains usable. */
 static void test_log_probs_of_bad_arguments_name_them(void **state)
 {
     double log_probs[NUM_TOKENS];
@@ -345,7 +346,7 @@ static void test_log_probs_of_bad_arguments_name_them(void **state)
     rk_test_model_close(&test);
 }
 
-/* Goal: the empty micro-batch, and one without labels, run and add nothing. */
+/* Goal: the empty micro-batch, and one without labels, run without errors and add no gradient. */
 static void test_micro_batch_without_tokens_or_labels_adds_no_gradient(void **state)
 {
     static const int32_t no_offsets[] = {0};
@@ -422,7 +423,7 @@ static void run_paged(struct rk_test_model *test, struct paged *paged, const int
             ids[s * count + i] = tokens[s * PAGED_LEN + begin + i];
             positions[s * count + i] = begin + i;
             slots[s * count + i] =
-                (2 * s + 1) * PAGED_BLOCK + begin + i; /* the blocks of a sequence are neighbours */
+                (2 * s + 1) * PAGED_BLOCK + begin + i; /* the blocks of a sequence are adjacent */
         }
     }
     paged->step.num_tokens = 2 * count;
@@ -509,7 +510,7 @@ static void test_step_after_warm_up_allocates_nothing(void **state)
     rk_test_model_close(&test);
 }
 
-/* Goal: what the model says it holds is what it holds. */
+/* Goal: the reported memory equals the allocated memory. */
 static void test_memory_report_adds_up_to_the_device(void **state)
 {
     struct rk_model_memory memory;
@@ -534,7 +535,8 @@ static void test_memory_report_adds_up_to_the_device(void **state)
     rk_test_model_close(&test);
 }
 
-/* Goal: a step whose gradients are not finite changes nothing; five in a row give up; a good one starts anew.
+/* Goal: a step with non-finite gradients changes nothing; five in a row are an error; a finite one resets the
+ * count.
  */
 static void test_step_with_nan_gradient_is_skipped(void **state)
 {
@@ -619,8 +621,8 @@ static double run_step(struct rk_test_model *test, struct batch *batch, bool fre
     return squares;
 }
 
-/* Goal: a frozen parameter gets no update and no weight decay and is not in the norm; the others get what
- * they get without it. Method: the same step with frozen parameters, without, and the model before it. */
+/* Goal: a frozen parameter gets no update and no weight decay and is not in the norm; the others are updated
+ * as without it. Method: the same step with frozen parameters, without, and the model before it. */
 static void test_step_leaves_frozen_parameters_alone(void **state)
 {
     struct rk_step_stats all, some;
@@ -704,7 +706,7 @@ static void test_train_calls_in_wrong_state_are_failed_preconditions(void **stat
     rk_test_model_close(&test);
 }
 
-/* Goal: without an optimizer there are the same gradients, less memory and no step. */
+/* Goal: without an optimizer the gradients are the same, the memory is smaller, and a step is refused. */
 static void test_train_without_optimizer_makes_gradients_only(void **state)
 {
     struct rk_optim_config optim = rk_test_adamw(1e-2, 0, 0);
@@ -748,8 +750,8 @@ static double *gather_gradients(struct rk_test_model *test, int64_t *count)
     return out;
 }
 
-/* Goal: nothing of an earlier step is left in the gradients of the next. Method: gradients of NaN, then a
- * step of the same micro-batches as on a model that has seen no NaN: none, empty ones, two with tokens. */
+/* Goal: the gradients of a step do not depend on earlier steps. Method: gradients of NaN, then a step with
+ * the same micro-batches as on a model without NaN before: none, empty ones, two with tokens. */
 static void test_train_begin_forgets_earlier_gradients(void **state)
 {
     static const char *const configs[] = {TIED, UNTIED};
@@ -821,7 +823,7 @@ static void test_create_of_unbuilt_dtype_is_unimplemented(void **state)
     rk_test_model_close(&test);
 }
 
-/* Everything that allocates by size, in one. */
+/* All operations with allocations that depend on sizes. */
 static struct rk_status *scenario(struct rk_test_model *test, struct batch *batch)
 {
     struct rk_optim_config optim = rk_test_adamw(1e-2, 0.1, 1.0);
@@ -838,8 +840,8 @@ static struct rk_status *scenario(struct rk_test_model *test, struct batch *batc
     return rk_model_gather_param(test->model, 0, RK_PARAM_VALUE, weights);
 }
 
-/* Goal: exhausted memory fails a call and nothing else. Method: the n-th allocation fails, for n = 1, 2, ...
- * until the scenario passes; the sanitizer looks for leaks. */
+/* Goal: exhausted memory fails the call and has no other effect. Method: the n-th allocation fails, for n =
+ * 1, 2, ... until the scenario passes; the sanitizer checks for leaks. */
 static void test_scenario_with_failing_allocation_is_resource_exhausted(void **state)
 {
     struct rk_status *st;
@@ -860,7 +862,7 @@ static void test_scenario_with_failing_allocation_is_resource_exhausted(void **s
         rk_status_free(st);
         assert_in_range(nth, 1, 500);
     } while (st);
-    assert_true(nth > 10); /* the scenario has many places that can fail */
+    assert_true(nth > 10); /* many allocations of the scenario can fail */
 }
 
 int main(void)

@@ -1,4 +1,4 @@
-/* Hugging Face's config.json: what is read, what is refused, and the rotary frequencies that follow. */
+/* Hugging Face's config.json: accepted and refused values, and the resulting rotary frequencies. */
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -116,7 +116,7 @@ static struct rk_status *parse_text(struct rk_model_config *out, const char *tex
     return st;
 }
 
-/* Goal: what Qwen2 has and Llama has not: biases, and a window in the upper layers. */
+/* Goal: the features of Qwen2 that Llama lacks: biases, and a window in the upper layers. */
 static void test_parse_of_qwen2_reads_biases_and_window(void **state)
 {
     (void)state;
@@ -208,7 +208,7 @@ static void test_parse_of_qwen2_with_other_kinds_of_layers_is_unimplemented(void
                  RK_INVALID_ARGUMENT, "config.json: use_sliding_window");
 }
 
-/* Goal: of RoPE by kind of layer the kinds that occur count, and have to agree. */
+/* Goal: RoPE settings per kind of layer: only kinds that occur are used, and they must be equal. */
 static void test_parse_of_qwen2_reads_rope_of_its_layers(void **state)
 {
     static const struct {
@@ -241,7 +241,7 @@ static void test_parse_of_qwen2_reads_rope_of_its_layers(void **state)
     }
 }
 
-/* Goal: the spellings that occur in files. */
+/* Goal: the spellings that occur in files are read. */
 static void test_parse_of_known_spellings_reads_them(void **state)
 {
     (void)state;
@@ -328,7 +328,8 @@ static const struct rejected_case rejected_cases[] = {
      "eos_token_id: expected at most 8"},
 };
 
-/* Goal: what changes the mathematics and is not built, and what cannot be, is refused by name. */
+/* Goal: settings that change the computation and are not implemented, and invalid settings, are refused by
+ * name. */
 static void test_parse_of_bad_values_names_key_and_value(void **state)
 {
     (void)state;
@@ -357,8 +358,8 @@ struct frequency {
     double inv_freq;
 };
 
-/* Goal: the interpolation of Llama 3.1 and 3.2. Method: published values in f64; ours are rounded to fp32 on
- * the way. */
+/* Goal: the interpolation of Llama 3.1 and 3.2. Method: published values in f64; the engine rounds
+ * intermediate values to fp32. */
 static void test_rope_inv_freq_of_llama3_matches_published_values(void **state)
 {
     static const struct frequency large[] = {
@@ -386,7 +387,7 @@ static void test_rope_inv_freq_of_llama3_matches_published_values(void **state)
                      RK_TOL_F32_ELEMENT);
 }
 
-/* Goal: YaRN as DeepSeek-V3 and Qwen2.5 have it. Method: published values in f64. */
+/* Goal: YaRN with the settings of DeepSeek-V3 and Qwen2.5. Method: published values in f64. */
 static void test_rope_inv_freq_of_yarn_matches_published_values(void **state)
 {
     static const struct frequency deepseek[] = {{10, 5.623413252e-02},
@@ -416,7 +417,7 @@ static void test_rope_inv_freq_of_yarn_matches_published_values(void **state)
     rope = rk_rope_of_config(&config);
     assert_below("attention_factor", fabs(config.rope_scaling.attention_factor - 1.138629436), 1e-9);
     assert_true(config.rope_scaling.softmax_factor == 1.0);
-    /* columns up to 23 as without scaling, from 40 on a quarter */
+    /* columns up to 23 are unscaled, those from 40 on are divided by four */
     for (int k = 0; k < 64; k++) {
         double ratio = rk_rope_inv_freq(&rope, k) * pow(1e6, 2.0 * k / 128);
         double expected = k <= 23 ? 1.0 : k >= 40 ? 0.25 : 1.0 - 0.75 * (k - 23) / 17.0;

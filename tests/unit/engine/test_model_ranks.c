@@ -1,4 +1,4 @@
-/* Several ranks: adjoint pairs, refusals that all ranks share, exports and loads of split models. */
+/* Several ranks: adjoint pairs, errors returned on all ranks, exports and loads of split models. */
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -53,7 +53,7 @@ static void run_all(struct run *run, int32_t num_ranks, rk_test_rank_fn_t fn)
     rk_test_rendezvous_destroy(run->rendezvous);
 }
 
-/* --- adjoint identity <A x, y> = <x, A^T y>, where activations that all ranks hold count once --- */
+/* --- adjoint identity <A x, y> = <x, A^T y>, where replicated activations count once --- */
 
 #define TOKENS 8 /* with sequence parallelism a multiple of tp */
 
@@ -84,7 +84,7 @@ static struct rk_status *sum_over(struct rk_comm_group *group, struct rk_stream 
     return NULL;
 }
 
-/* splits_rows: every rank has its part of the rows, which then are no copies. */
+/* splits_rows: every rank has a different part of the rows instead of a copy. */
 static struct rk_status *begin_pass(struct rk_test_model *test, struct rk_pass *pass, bool splits_rows)
 {
     struct rk_optim_config optim = rk_test_adamw(1, 0, 0);
@@ -101,7 +101,7 @@ static struct rk_status *begin_pass(struct rk_test_model *test, struct rk_pass *
     return NULL;
 }
 
-/* A tensor of the pass: the same on all ranks, or of each its own. */
+/* A tensor of the pass, either equal or different on the ranks. */
 static struct rk_status *make(struct rk_pass *pass, rk_tensor_t *out, int64_t rows, int64_t cols,
                               uint64_t stream, bool is_own)
 {
@@ -110,7 +110,7 @@ static struct rk_status *make(struct rk_pass *pass, rk_tensor_t *out, int64_t ro
     return NULL;
 }
 
-/* <a, b>, of which every rank has a part, or all ranks the same. */
+/* <a, b> of tensors that are split over the ranks or replicated. */
 static struct rk_status *inner(struct rk_pass *pass, rk_tensor_t a, rk_tensor_t b, bool is_own, double *out)
 {
     *out = dot(a, b);
@@ -188,7 +188,7 @@ static struct rk_status *embedding_adjoint(struct rk_test_model *test, bool spli
                  true, &out->backward);
 }
 
-/* What heads see of the stream; the gradient is a summand on every rank, or the same on all. */
+/* The input of the heads from the stream; its gradient is a summand on every rank, or equal on all. */
 static struct rk_status *head_adjoint(struct rk_test_model *test, bool splits_rows, bool is_summand,
                                       struct adjoint *out)
 {
@@ -291,7 +291,7 @@ static void test_tp_operators_satisfy_the_adjoint_identity(void **state)
     }
 }
 
-/* --- meshes that are not built --- */
+/* --- meshes that are not supported --- */
 
 static int axes_rank(int32_t rank, int32_t num_ranks, void *user)
 {
@@ -367,7 +367,8 @@ static int verdict_rank(int32_t rank, int32_t num_ranks, void *user)
     return 0;
 }
 
-/* Goal: an error of some ranks is an error on all, their own or the first; afterwards the ranks go on. */
+/* Goal: an error on some ranks is an error on all ranks (their own error, or the first one); afterwards the
+ * ranks are usable. */
 static void test_agree_with_failed_ranks_fails_on_all(void **state)
 {
     struct run run = {.dp = 3};
@@ -405,7 +406,7 @@ static int cancel_rank(int32_t rank, int32_t num_ranks, void *user)
     return 0;
 }
 
-/* Goal: one rank that was asked to stop stops all of its group, and nobody else. */
+/* Goal: a cancel request on one rank stops all ranks of its group and no others. */
 static void test_check_cancel_of_one_rank_cancels_the_group(void **state)
 {
     struct run run = {.dp = 3};
@@ -466,7 +467,7 @@ static int skip_rank(int32_t rank, int32_t num_ranks, void *user)
     return 0;
 }
 
-/* Goal: a NaN that only one of four dp ranks has makes all of them skip, with unchanged parameters. */
+/* Goal: a NaN on only one of four dp ranks makes all of them skip the step, with unchanged parameters. */
 static void test_step_with_nan_on_one_rank_is_skipped_by_all(void **state)
 {
     struct run run = {.dp = 4};
@@ -475,7 +476,7 @@ static void test_step_with_nan_on_one_rank_is_skipped_by_all(void **state)
     run_all(&run, 4, skip_rank);
 }
 
-/* --- a world made anew --- */
+/* --- a recreated world --- */
 
 static int new_world_rank(int32_t rank, int32_t num_ranks, void *user)
 {
@@ -510,7 +511,7 @@ static int new_world_rank(int32_t rank, int32_t num_ranks, void *user)
     return 0;
 }
 
-/* Goal: a model outlives its world; models that share its weights follow it to the next one. */
+/* Goal: a model remains usable in a new world; models that share its weights move with it. */
 static void test_set_mesh_of_new_world_goes_on(void **state)
 {
     struct run run = {.tp = 2, .dp = 2};
@@ -569,7 +570,7 @@ static void assert_same_weights(const char *dir_a, const char *dir_b)
 }
 
 /* Goal: any layout writes and reads the same file. Method: random models of one seed exported from several
- * layouts, each loaded on another layout and exported again: all files are equal in every byte. */
+ * layouts, each loaded on another layout and exported again: all files are equal byte for byte. */
 static void test_export_from_layouts_writes_the_same_bytes(void **state)
 {
     static const int32_t layouts[][2] = {{1, 2}, {2, 1}, {4, 1}, {2, 2}, {4, 2}};
@@ -619,7 +620,7 @@ static int diverged_export_rank(int32_t rank, int32_t num_ranks, void *user)
     return 0;
 }
 
-/* Goal: a NaN in what one rank holds stops the export on all ranks before anything is written. */
+/* Goal: a NaN in one rank's part stops the export on all ranks before anything is written. */
 static void test_export_with_nan_on_one_rank_is_data_loss(void **state)
 {
     char *dir = rk_test_temp_path("diverged");
@@ -653,8 +654,8 @@ static int failing_export_rank(int32_t rank, int32_t num_ranks, void *user)
     return 0;
 }
 
-/* Goal: a writer that fails in the middle fails the export on all ranks, leaves nothing behind, and the next
- * one works. */
+/* Goal: a writer that fails in the middle fails the export on all ranks and leaves no files, and the next
+ * export succeeds. */
 static void test_export_with_failing_writer_leaves_nothing(void **state)
 {
     static const char *const faults[] = {"ckpt.write=fail", "ckpt.write=fail@9"};

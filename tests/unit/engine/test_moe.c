@@ -1,5 +1,5 @@
-/* Layers of experts: what families read of them, what files may hold, what a pass keeps, and that a token
- * depends on no other one. Values against Hugging Face: tests/golden. */
+/* Layers of experts: configurations of families, forms of files, activations kept by a pass, and independence
+ * of tokens. Values against Hugging Face: tests/golden. */
 #include "tests/support/test.h"
 
 #include <string.h>
@@ -123,7 +123,7 @@ static void test_parse_of_bad_experts_names_key_and_expectation(void **state)
     }
 }
 
-/* Goal: groups of experts, which families with sigmoid scores have, are checked. */
+/* Goal: groups of experts, for families with sigmoid scores, are checked. */
 static void test_check_of_groups_names_what_does_not_fit(void **state)
 {
     const struct rk_moe_config good = {.num_experts = 16,
@@ -174,11 +174,11 @@ static struct rk_test_model open_model(const char *config, rk_dtype_t dtype, rk_
 
 /* --- files --- */
 
-/* A weight file of a model, with the experts as stacks where `stacks`. */
+/* A weight file of a model; with `stacks` the experts are stacked tensors. */
 struct file_spec {
     bool stacks;
-    const char *drop;    /* a tensor that is left out */
-    const char *reshape; /* a tensor that has a row more */
+    const char *drop;    /* a tensor to leave out */
+    const char *reshape; /* a tensor to give one more row */
 };
 
 struct file {
@@ -190,7 +190,7 @@ static void add_entry(struct file *file, const struct file_spec *spec, const str
 {
     for (int64_t i = 0; i < file->count; i++) {
         if (strcmp(file->entries[i].name, entry->name) == 0)
-            return; /* the stack is there */
+            return; /* the stack already exists */
     }
     if (spec->drop && strcmp(spec->drop, entry->name) == 0)
         return;
@@ -229,7 +229,7 @@ static int64_t elements_of(const struct rk_st_entry *entry)
     return count;
 }
 
-/* The values of the model; of stacks by hand: gate rows first, then up, for each expert in turn. */
+/* The values of the model; those of stacks by explicit indices: gate rows first, then up, for each expert. */
 static void fill(double *values, const struct rk_st_entry *entry, struct rk_model *model)
 {
     for (int64_t i = 0; i < rk_model_num_params(model); i++) {
@@ -287,7 +287,7 @@ static void assert_same_values(struct rk_model *a, struct rk_model *b)
     }
 }
 
-/* Goal: a file whose experts are stacks gives the values of one that has them by themselves. */
+/* Goal: a file whose experts are stacks gives the same values as one with separate tensors. */
 static void test_load_of_stacks_gives_each_expert_its_rows(void **state)
 {
     static const char *const configs[] = {QWEN2_MOE, QWEN3_MOE};
@@ -347,7 +347,7 @@ static void test_load_of_defect_names_tensor_and_expectation(void **state)
     rk_test_model_close(&test);
 }
 
-/* Goal: the experts' matrices are one allocation each, which grouped products take as a whole. */
+/* Goal: the experts' matrices of one kind are one allocation, as grouped products require. */
 static void test_experts_are_one_allocation(void **state)
 {
     struct rk_test_model test = open_model(QWEN3_MOE, RK_DTYPE_BF16, RK_NUMERICS_FAST);
@@ -380,7 +380,7 @@ static void fill_packed(struct rk_packed *packed, int32_t *ids)
     *packed = (struct rk_packed){2, NUM_TOKENS, NUM_TOKENS - 24, ids, positions, cu_seqlens, labels};
 }
 
-/* Goal: a pass keeps what is declared, to the byte. Method: the sizes by hand. */
+/* Goal: a pass keeps exactly the declared activations, to the byte. Method: sizes computed by hand. */
 static void test_kept_activations_are_those_declared(void **state)
 {
     struct rk_test_model test = open_model(QWEN2_MOE, RK_DTYPE_BF16, RK_NUMERICS_FAST);
@@ -392,7 +392,7 @@ static void test_kept_activations_are_those_declared(void **state)
     /* logits; ids, places and tokens; probabilities; [gate; up] of both experts; of the shared one: score,
      * sigmoid, [gate; up] */
     int64_t sparse = 4 * 4 + 4 * 3 * 2 + 4 * 2 + 2 * 2 * 2 * 12 + 4 * 2 + 2 * 2 * 20;
-    int64_t residual = 2 * 32 + 4, offsets = 256; /* 5 numbers; what the arena aligns to */
+    int64_t residual = 2 * 32 + 4, offsets = 256; /* 5 numbers, aligned by the arena */
     struct rk_trunk_saved saved;
     struct rk_packed packed;
     struct rk_pass pass;
@@ -430,7 +430,8 @@ static void log_probs_of(struct rk_test_model *test, const int32_t *ids, int32_t
                                1, NULL, &(struct rk_head_arrays){.of = {out}}));
 }
 
-/* Goal: in strict a sequence has the same bits alone and beside others, whatever these are routed to. */
+/* Goal: with strict numerics a sequence has the same bits alone and in a batch, whatever the routing of the
+ * other sequences. */
 static void test_strict_token_depends_on_no_other(void **state)
 {
     static const rk_dtype_t dtypes[] = {RK_DTYPE_F32, RK_DTYPE_BF16};
@@ -512,8 +513,8 @@ static bool is_same(struct rk_test_model *a, struct rk_test_model *b, int64_t i)
     return same;
 }
 
-/* Goal: freezes_router leaves router and gate of the shared expert as they are and out of the norm; what is
- * in front of them gets the gradient that goes through them. Method: a step with it and one without. */
+/* Goal: freezes_router leaves router and gate of the shared expert unchanged and out of the norm; parameters
+ * before them still receive the gradient through them. Method: a step with it and one without. */
 static void test_frozen_router_stays_and_the_rest_trains_as_before(void **state)
 {
     struct rk_test_model before = open_model(QWEN2_MOE, RK_DTYPE_F64, RK_NUMERICS_FAST), frozen, free;

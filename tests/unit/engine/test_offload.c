@@ -1,6 +1,6 @@
-/* Parts of a model that leave the device and come back.
+/* Offload of parts of a model to the host, and onload.
  *
- * Layouts run in processes of their own. What stays on the device all the time is the reference. */
+ * Layouts run in separate processes. The reference is a model that always stays on the device. */
 #include "tests/support/test.h"
 
 #include <stdlib.h>
@@ -80,7 +80,7 @@ static struct rk_status *log_probs(struct rk_model *model, double values[NUM_TOK
 
 enum { NUM_BUFFERS = 3 + RK_OPTIM_STATES_MAX };
 
-/* Parameters, gradients, masters and states; the last ones are empty where a model has none. */
+/* Parameters, gradients, masters and states; the last ones are empty if the model has none. */
 static void find_buffers(const struct rk_model *model, struct rk_movable *out[NUM_BUFFERS])
 {
     struct rk_train *train = model->train;
@@ -99,7 +99,7 @@ static struct rk_status *download(struct rk_model *model, const struct rk_movabl
     return rk_stream_sync(model->core->stream);
 }
 
-/* Which buffer differs; -1: none. */
+/* Finds the buffer that differs; -1: none. */
 static struct rk_status *compare(struct rk_model *a, struct rk_model *b, int *differs)
 {
     struct rk_movable *of_a[NUM_BUFFERS], *of_b[NUM_BUFFERS];
@@ -168,17 +168,17 @@ static struct rk_status *open_model(struct rk_test_model *test, const struct lay
     return rk_train_enable(test->model, &optim);
 }
 
-/* Everything leaves and comes back. */
+/* Offloads and onloads everything. */
 static struct rk_status *cycle(struct rk_model *model, bool keeps_gradients, bool writes)
 {
     RK_TRY(rk_model_offload(model, RK_PARTS_ALL, keeps_gradients));
-    RK_TRY(rk_model_offload(model, RK_PARTS_ALL, keeps_gradients)); /* the second time for nothing */
+    RK_TRY(rk_model_offload(model, RK_PARTS_ALL, keeps_gradients)); /* the second call has no effect */
     RK_TRY(rk_model_onload(model, RK_PARTS_ALL, writes));
     return rk_model_onload(model, RK_PARTS_ALL, writes);
 }
 
-/* One step as an update of a worker is one; with `moves`, parts leave before, between its micro-batches with
- * their gradients, and after it. */
+/* One step as in a worker's update; with `moves`, parts are offloaded before it, between its micro-batches
+ * with their gradients, and after it. */
 static struct rk_status *run_step(struct rk_model *model, int32_t step, bool moves)
 {
     struct rk_step_stats stats;
@@ -243,7 +243,7 @@ static int run_rank(struct rk_comm_world *world, void *user)
     return 0;
 }
 
-/* Goal: what leaves and comes back at any point of training changes no bit, on any layout, and no address. */
+/* Goal: offload and onload at any point of training change no bit and no address, on any layout. */
 static void test_training_with_parts_that_leave_has_the_same_bits(void **state)
 {
     (void)state;
@@ -260,7 +260,8 @@ static void open_one(struct rk_test_model *test)
     assert_ok(open_model(test, &one_rank, one_rank.offload, NULL, NULL));
 }
 
-/* Goal: the device has the memory back, and knows what is away; what came back costs what it cost before. */
+/* Goal: offload returns the memory to the device and is included in the report; after onload the memory is as
+ * before. */
 static void test_offload_gives_device_memory_back(void **state)
 {
     struct rk_test_model test;
@@ -282,7 +283,8 @@ static void test_offload_gives_device_memory_back(void **state)
     assert_int_equal(full.param_bytes - away.param_bytes + full.grad_bytes + full.master_bytes +
                          full.optimizer_bytes,
                      rk_model_offload_bytes(test.model));
-    /* bf16 parameters, masters and two states of 4 bytes. Gradients have no copy: no step waits for them. */
+    /* bf16 parameters, masters and two states of 4 bytes. Gradients have no copy: no pending step needs
+     * them. */
     assert_int_equal(away.offload_host_bytes, test.model->core->params.num_elements * (2 + 3 * 4));
     assert_ok(rk_model_onload(test.model, RK_PART_OPTIMIZER, false));
     assert_int_equal(rk_model_offloaded(test.model), RK_PART_PARAMETERS | RK_PART_GRADIENTS);
@@ -293,8 +295,8 @@ static void test_offload_gives_device_memory_back(void **state)
     rk_test_model_close(&test);
 }
 
-/* Goal: contents that the host has are not copied again, and those that were written to since, are. Method:
- * values written after an onload without `writes` are lost; those after one with it are not. */
+/* Goal: contents that the host already has are not copied again; those that may have been written to are.
+ * Method: values written after an onload without `writes` are lost; those after one with it are not. */
 static void test_offload_copies_what_may_have_been_written(void **state)
 {
     static const uint16_t old[4] = {1, 2, 3, 4}, unannounced[4] = {5, 6, 7, 8},
@@ -323,7 +325,7 @@ static void test_offload_copies_what_may_have_been_written(void **state)
     rk_test_model_close(&test);
 }
 
-/* Goal: nothing grows. */
+/* Goal: repeated offload and onload do not increase the memory. */
 static void test_a_thousand_cycles_take_no_memory(void **state)
 {
     struct rk_device_stats before, after;
@@ -344,13 +346,13 @@ static void test_a_thousand_cycles_take_no_memory(void **state)
     assert_int_equal(after.allocated_bytes, before.allocated_bytes);
     assert_int_equal(after.host_bytes, before.host_bytes);
     assert_int_equal(after.peak_bytes, before.peak_bytes);
-    if (resident > 0) /* a leak of one buffer a cycle would be 900 times 100 kB */
+    if (resident > 0) /* a leak of one buffer per cycle would be 900 times 100 kB */
         assert_in_range(rk_host_resident_bytes(""), 0, resident + (16 << 20));
     rk_test_model_close(&test);
 }
 
 #ifdef RK_FAULTS
-/* Goal: a host without memory refuses, and the model trains on as if nobody had asked. */
+/* Goal: without host memory the offload is refused, and training continues unchanged. */
 static void test_without_host_memory_the_model_stays(void **state)
 {
     struct rk_test_model test, other;
@@ -375,7 +377,7 @@ static void test_without_host_memory_the_model_stays(void **state)
     rk_test_model_close(&other);
 }
 
-/* Goal: a copy that fails leaves everything on the device. */
+/* Goal: after a failed copy everything is still on the device. */
 static void test_failed_copy_leaves_parts_where_they_were(void **state)
 {
     struct rk_test_model test;
@@ -391,8 +393,8 @@ static void test_failed_copy_leaves_parts_where_they_were(void **state)
 }
 #endif
 
-/* Goal: what does not find its device memory again is not lost. Method: a device with room for the parameters
- * and the gradients, but not for the masters after them. */
+/* Goal: parts that cannot be onloaded for lack of device memory are not lost. Method: a device with room for
+ * the parameters and the gradients, but not for the masters after them. */
 static void test_onload_without_device_memory_can_be_repeated(void **state)
 {
     const struct rk_device_config config = {

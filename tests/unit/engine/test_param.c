@@ -1,6 +1,6 @@
 /* The parameter descriptor over meshes: every element of a tensor has one main replica, every element of its
- * optimizer state one shard. The functions are pure, so meshes of all axes are tried, also those that the
- * engine does not run. */
+ * optimizer state one shard. The functions are pure, so meshes of all axes are tested, including those that
+ * the engine does not support. */
 #include "tests/support/test.h"
 
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "base/rk_alloc.h"
 #include "engine/rk_param.h"
 
-/* Rows as a layer would declare them; num_parts 0: one a rank of the split axis. */
+/* Rows as a layer would declare them; num_parts 0: one per rank of the split axis. */
 struct param_case {
     const char *label;
     int64_t rows, cols, rows_padded;
@@ -81,7 +81,8 @@ static void paint_box(const struct rk_param *param, const struct rk_param_box *b
     }
 }
 
-/* Adds 1 to the cells of the global tensor whose state is in a shard, and notes what the shard's arrays hold.
+/* Adds 1 to the cells of the global tensor whose state is in a shard, and records the contents of the shard's
+ * arrays.
  */
 static void paint_shard(const struct rk_param *param, const struct rk_placement *placement,
                         const struct rk_shard_map *map, int32_t *cells, uint8_t *held)
@@ -103,7 +104,7 @@ static void paint_shard(const struct rk_param *param, const struct rk_placement 
     }
 }
 
-/* The rank's place among those that the gradient is summed over. */
+/* The rank's index among the ranks over which the gradient is summed. */
 static int32_t grad_rank(const struct rk_param *param, const struct rk_mesh *mesh, int32_t rank,
                          int32_t *count)
 {
@@ -121,7 +122,8 @@ static int32_t grad_rank(const struct rk_param *param, const struct rk_mesh *mes
     return -1;
 }
 
-/* A flat buffer that holds the parameter between others, and is cut into buckets of 48 elements and more. */
+/* A flat buffer that holds the parameter between others, and is divided into buckets of 48 elements and
+ * more. */
 static struct rk_shard_map make_map(const struct rk_param *param, const struct rk_mesh *mesh, int32_t rank,
                                     struct rk_placement *placement)
 {
@@ -136,7 +138,7 @@ static struct rk_shard_map make_map(const struct rk_param *param, const struct r
     return map;
 }
 
-/* What all ranks of a mesh hold of one parameter, painted over the global tensor. */
+/* The elements of one parameter on all ranks of a mesh, counted over the global tensor. */
 struct painting {
     int32_t *copies, *mains, *states;
 };
@@ -166,7 +168,8 @@ static void paint_rank(const struct rk_param *param, const struct rk_mesh *mesh,
     rk_free(held);
 }
 
-/* Ranks that hold each element: those of the other axes of its grid, per part and stage. */
+/* The number of ranks that hold each element: the product of the other axes of its grid, per part and
+ * stage. */
 static int32_t expected_copies(const struct rk_param *param, const struct rk_mesh *mesh)
 {
     int32_t num_stages = param->stage == param->shared_stage ? 1 : 2;
@@ -200,7 +203,7 @@ static void check_param(const struct param_case *row, const struct rk_mesh *mesh
     rk_free(painting.states);
 }
 
-/* Goal: whatever the mesh, files and optimizer state that the counted ranks write hold every element once.
+/* Goal: for any mesh, the files and optimizer state written by the designated ranks have every element once.
  * Method: paint boxes and shard runs of all ranks over the global tensor. */
 static void test_placements_of_a_mesh_cover_every_element_once(void **state)
 {
@@ -215,8 +218,8 @@ static void test_placements_of_a_mesh_cover_every_element_once(void **state)
     }
 }
 
-/* Goal: the runs of one shard by hand. Two shards of buckets of 20, 20 and 10 elements: shard 1 has elements
- * 10..19, 30..39, 45..49. */
+/* Goal: the runs of one shard equal those computed by hand. Two shards of buckets of 20, 20 and 10 elements:
+ * shard 1 has elements 10..19, 30..39, 45..49. */
 static void test_shard_next_run_of_a_range_gives_the_computed_runs(void **state)
 {
     static const struct rk_shard_map map = {

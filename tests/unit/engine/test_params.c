@@ -33,7 +33,7 @@ static struct rk_param_table make_table(int32_t dp_size)
     return table;
 }
 
-/* The rank with dp 0 and this place in tp. */
+/* Plans for the rank with dp 0 and this tp rank. */
 static struct rk_status *plan(struct rk_model_core *core, int32_t tp_rank, int32_t tp_size, int32_t dp_size)
 {
     struct rk_mesh_coords coords;
@@ -52,7 +52,8 @@ static void add_vector(struct rk_param_table *table, int64_t count, const char *
     rk_params_add(table, &(struct rk_param_spec){.rows = count, .split_dim = -1}, "%s", name);
 }
 
-/* Goal: the layout by hand: reverse order, 64-element alignment, equal shards of lcm(dp, 128). */
+/* Goal: the layout equals the one computed by hand: reverse order, 64-element alignment, equal shards of
+ * lcm(dp, 128). */
 static void test_lay_out_of_four_vectors_is_the_computed_one(void **state)
 {
     static const int64_t sizes[] = {100, 64, 1, 4096};
@@ -77,7 +78,7 @@ static void test_lay_out_of_four_vectors_is_the_computed_one(void **state)
     }
 }
 
-/* Goal: a hostile configuration cannot overflow the offsets. */
+/* Goal: a malicious configuration cannot overflow the offsets. */
 static void test_lay_out_of_too_many_elements_is_resource_exhausted(void **state)
 {
     struct rk_param_table table = make_table(1);
@@ -136,7 +137,7 @@ static const struct part_case part_cases[] = {
     {"mlp columns", "model.layers.0.mlp.down_proj.weight", 2, 4, 4, 2, true, 64, 24},
 };
 
-/* Goal: which part of a tensor a tp rank holds, and which copy counts. */
+/* Goal: the part of a tensor on each tp rank, and the copy that counts. */
 static void test_plan_of_tp_ranks_gives_parts_and_copies(void **state)
 {
     (void)state;
@@ -198,7 +199,7 @@ static const struct refused_case refused_cases[] = {
      "intermediate_size=90 is not divisible by tp=4; the nearest divisor is tp=3"},
 };
 
-/* Goal: sizes that tp does not divide are refused with their names. */
+/* Goal: sizes that are not divisible by tp are refused with their names. */
 static void test_plan_of_indivisible_sizes_is_refused(void **state)
 {
     (void)state;
@@ -262,7 +263,7 @@ static void check_buckets(const struct rk_train *train, int32_t dp_size, int64_t
     assert_int_equal(shard, train->shard_count);
 }
 
-/* Marks what a rank's segments cover; they lie in its part of their bucket. */
+/* Marks the elements of a rank's segments and checks that they are in its part of their bucket. */
 static void paint_segments(const struct rk_train *train, uint8_t *painted)
 {
     const struct rk_train_group *group = &train->groups[RK_GRAD_DENSE];
@@ -330,7 +331,7 @@ static void test_train_cut_covers_every_element_once(void **state)
     }
 }
 
-/* Rows of a made-up model, some of them experts'. */
+/* Rows of a test model, some of them of experts. */
 static const struct group_row {
     int64_t rows, cols; /* cols 0: a vector */
     int32_t ep_rank;    /* -1: no expert's */
@@ -356,7 +357,7 @@ static struct rk_param_table make_groups(const struct rk_mesh *mesh, int32_t ran
     return table;
 }
 
-/* Every group is one range, in which its matrices come first and its ranks have equal parts. */
+/* Checks that every group is one range, with its matrices first and equal parts for its ranks. */
 static void check_ranges(const struct rk_param_table *table)
 {
     int64_t end = 0;
@@ -425,8 +426,8 @@ static void paint_groups(const struct rk_param_table *table, const struct rk_tra
     }
 }
 
-/* Goal: with ep, the ranks of a group have every element of its parameters' state once, dense ones and each
- * expert's. Method: paint the segments of all ranks. */
+/* Goal: with ep, the ranks of a group have every element of its parameters' state once, for dense parameters
+ * and for each expert. Method: paint the segments of all ranks. */
 static void test_groups_have_ranges_and_shards_of_their_own(void **state)
 {
     static const struct rk_mesh_spec specs[] = {{.dp = 4, .ep = 2},

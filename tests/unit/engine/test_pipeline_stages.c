@@ -1,9 +1,9 @@
-/* Stages of a pipeline: schedules that are cancelled in the middle, and what stages refuse. Every rank is a
- * process of its own.
+/* Stages of a pipeline: schedules that are cancelled in the middle, and operations that stages refuse. Every
+ * rank is a separate process.
  *
- * Cancelling: one rank is asked to stop from the n-th time on that the engine looks, for n over the whole
- * schedule: all ranks must return CANCELLED, none may wait for another one. A step after that has the bits of
- * a model that was never cancelled. */
+ * Cancelling: one rank's hook requests a stop from the n-th query on, for all n of the schedule: all ranks
+ * must return CANCELLED, and none may wait for another one. A step after that has the bits of a model that
+ * was never cancelled. */
 #include "tests/support/test.h"
 
 #include <stdlib.h>
@@ -22,7 +22,7 @@
 #define NUM_TOKENS 12
 #define NUM_MICRO  4
 #define TIMEOUT_S  120
-/* Several, so that sums over replicas begin in the last backward steps. */
+/* Small, so that there are several buckets and sums over replicas begin in the last backward steps. */
 #define BUCKET_ELEMENTS 256
 
 struct layout_case {
@@ -35,12 +35,12 @@ static const struct layout_case cases[] = {
     {"dp=2 pp=2", 1, 1, 2, 2, 1}, {"cp=2 pp=2", 1, 2, 1, 2, 1},  {"dp=2 pp=2 vpp=2", 1, 1, 2, 2, 2},
 };
 
-/* The micro-batches of a step, and whether this rank is asked to stop while they run. */
+/* The micro-batches of a step, and whether this rank requests a stop while they run. */
 struct batch {
     int32_t tokens[NUM_TOKENS], positions[NUM_TOKENS], labels[NUM_TOKENS], cu_seqlens[2];
     struct rk_packed packed;
     struct rk_engine_hooks hooks;
-    int64_t num_asked, asked_max; /* from the asked_max-th time on the answer is yes; -1: never */
+    int64_t num_asked, asked_max; /* a stop is requested from the asked_max-th query on; -1: never */
     double log_probs[NUM_TOKENS];
     struct rk_head_arrays out;
 };
@@ -108,7 +108,7 @@ static struct rk_status *bind_forward(void *user, int64_t i, struct rk_forward_m
     return NULL;
 }
 
-/* *num_asked: how often this rank was asked. */
+/* *num_asked: the number of queries on this rank. */
 static struct rk_status *train(struct rk_model *model, int64_t asked_max, int64_t *num_asked)
 {
     struct batch batch;
@@ -137,7 +137,7 @@ static struct rk_status *forward(struct rk_model *model, int64_t asked_max, int6
 
 typedef struct rk_status *(*run_fn_t)(struct rk_model *model, int64_t asked_max, int64_t *num_asked);
 
-/* Every rank in turn, at every place where it is asked. */
+/* Cancels on every rank in turn, at every query. */
 static int cancel_everywhere(struct rk_model *model, struct rk_comm_world *world, run_fn_t run)
 {
     int32_t rank = rk_comm_world_rank(world);
@@ -224,7 +224,7 @@ static void test_cancel_in_a_schedule_ends_all_ranks_and_leaves_the_model_usable
                          &cases[c], TIMEOUT_S);
 }
 
-/* Goal: what needs a whole model says so, and where to turn. */
+/* Goal: operations that need a whole model are refused with a message that names the alternative. */
 static int refuse_rank(struct rk_comm_world *world, void *user)
 {
     static double logits[NUM_TOKENS * 31];

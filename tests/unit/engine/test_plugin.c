@@ -1,5 +1,5 @@
-/* Goal: a plug-in is found, checked and registered once, shares the program's functions, and whatever is
- * wrong with it is said. The plug-ins are built from fake_plugin.c and lie beside this program. */
+/* Goal: a plug-in is found, checked and registered once, shares the program's functions, and every defect is
+ * reported. The plug-ins are built from fake_plugin.c and are in this program's directory. */
 #include "tests/support/test.h"
 
 #include <string.h>
@@ -68,7 +68,7 @@ static void test_plugin_load_broken_says_why(void **state)
     }
 }
 
-/* Goal: a library that was copied by half is refused, wherever it was cut, and does not kill the process. */
+/* Goal: a partially copied library is refused, wherever it is truncated, and does not crash the process. */
 static void test_plugin_load_truncated_is_refused(void **state)
 {
     static const double parts[] = {0.05, 0.3, 0.6, 0.9, 0.9999};
@@ -82,14 +82,14 @@ static void test_plugin_load_truncated_is_refused(void **state)
         rk_test_write_file(cut, content, (size_t)(parts[i] * (double)bytes));
         assert_plugin_fails("fake:0", cut, "PLUGIN_BROKEN", "librankd_cut.so: the file is truncated");
     }
-    rk_test_write_file(cut, content, 20); /* not even a header */
+    rk_test_write_file(cut, content, 20); /* shorter than a header */
     assert_plugin_fails("fake:0", cut, "PLUGIN_BROKEN", "librankd_cut.so: ");
     rk_free(content);
     rk_free(whole);
     rk_free(cut);
 }
 
-/* After the refusals above, none of which may leave anything behind. */
+/* Runs after the refusals above, none of which may have an effect on it. */
 static void test_plugin_load_good_one_works(void **state)
 {
     struct rk_device_config config = {.struct_size = sizeof(config), .name = "fake:0"};
@@ -110,8 +110,8 @@ static void test_plugin_load_good_one_works(void **state)
     rk_device_close(device);
 }
 
-/* Goal: a device that is opened exclusively is taken for as long as it is open, other devices are not. The
- * plug-in is loaded by the test before. */
+/* Goal: a device that is opened exclusively is reserved while it is open; other devices are not. The plug-in
+ * is loaded by the previous test. */
 static void test_plugin_exclusive_device_opens_once(void **state)
 {
     struct rk_device_config config = {.struct_size = sizeof(config), .name = "fake:7", .is_exclusive = true};
@@ -128,7 +128,7 @@ static void test_plugin_exclusive_device_opens_once(void **state)
     assert_ok(rk_device_open(&second, &config));
     rk_device_close(second);
     config = (struct rk_device_config){.struct_size = sizeof(config), .name = "fake:7"};
-    assert_ok(rk_device_open(&second, &config)); /* who does not ask is not refused */
+    assert_ok(rk_device_open(&second, &config)); /* opening without the exclusive option succeeds */
     rk_device_close(second);
     rk_device_close(first);
     config.is_exclusive = true;

@@ -1,4 +1,4 @@
-/* Training that makes activations again instead of keeping them. */
+/* Training that recomputes activations instead of keeping them. */
 #include "tests/support/test.h"
 
 #include <string.h>
@@ -51,12 +51,12 @@ static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *output
     return NULL;
 }
 
-/* What a step of training leaves: all gradients before it, all parameters after it; and its memory. */
+/* The results of a training step: all gradients before it, all parameters after it, and its memory. */
 struct outcome {
     double *values;
     int64_t count;
     uint64_t peak_bytes;
-    int64_t num_alive; /* times that a pass told of itself */
+    int64_t num_alive; /* number of progress reports of a pass */
 };
 
 static void gather(struct rk_model *model, rk_param_kind_t kind, struct outcome *out)
@@ -109,7 +109,7 @@ static struct outcome train(const char *config, rk_dtype_t dtype, int64_t recomp
     return out;
 }
 
-/* Goal: what is made again has the same bits. Method: all gradients and the parameters after a step, for
+/* Goal: recomputed activations have the same bits. Method: all gradients and the parameters after a step, for
  * parts that divide the layers, that do not, and that have more layers than the model. */
 static void test_recompute_of_any_part_gives_the_same_bits(void **state)
 {
@@ -136,7 +136,7 @@ static void test_recompute_of_any_part_gives_the_same_bits(void **state)
     }
 }
 
-/* Goal: whoever watches a pass hears of every block, forwards, again and backwards, and of the head. */
+/* Goal: a pass reports progress for every block (forward, recomputation, backward) and for the head. */
 static void test_pass_shows_that_it_goes_on(void **state)
 {
     enum { NUM_BLOCKS = 2 * NUM_LAYERS * NUM_MICRO, NUM_HEADS = 2 * (NUM_MICRO - 1) };
@@ -150,7 +150,8 @@ static void test_pass_shows_that_it_goes_on(void **state)
     rk_free(again.values);
 }
 
-/* Goal: it is for the memory. Method: the peak of a micro-batch; the fewer layers a part has the lower. */
+/* Goal: recomputation reduces memory. Method: the peak of a micro-batch decreases with the number of layers
+ * per part. */
 static void test_recompute_of_smaller_parts_needs_less_memory(void **state)
 {
     struct outcome none = train(CONFIG("qwen2"), RK_DTYPE_F32, 0);

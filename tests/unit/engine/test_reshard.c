@@ -1,5 +1,6 @@
-/* A model moved from one mesh to another: what arrives is what an export of the source has, and generates the
- * same; failures reach all ranks. On GPUs, rows for which the machine has too few are left out. */
+/* A model moved from one mesh to another: the destination's weights equal an export of the source and
+ * generate the same tokens; failures are returned on all ranks. Rows that need more GPUs than the machine has
+ * are skipped. */
 #include "tests/support/test.h"
 
 #include <stdio.h>
@@ -18,7 +19,7 @@
     "{\"model_type\": \"llama\", \"hidden_size\": 32, \"intermediate_size\": 48, \"num_hidden_layers\": 2," \
     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 131,"                         \
     " \"max_position_embeddings\": 64, \"initializer_range\": 0.3}"
-/* Biases, and an embedding that is the output projection too. */
+/* Biases and a tied embedding. */
 #define QWEN                                                                                                \
     "{\"model_type\": \"qwen2\", \"hidden_size\": 32, \"intermediate_size\": 48, \"num_hidden_layers\": 2," \
     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 131,"                         \
@@ -28,7 +29,7 @@
     "{\"model_type\": \"llama\", \"hidden_size\": 32, \"intermediate_size\": 48, \"num_hidden_layers\": 2," \
     " \"num_attention_heads\": 8, \"num_key_value_heads\": 2, \"vocab_size\": 131,"                         \
     " \"max_position_embeddings\": 64, \"initializer_range\": 0.3}"
-/* Layers for the chunks of a pipeline; the embedding stands on two of its stages. */
+/* Enough layers for the chunks of a pipeline; the embedding is on two of its stages. */
 #define DEEP                                                                                                \
     "{\"model_type\": \"qwen3\", \"hidden_size\": 32, \"intermediate_size\": 48, \"num_hidden_layers\": 6," \
     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 8, \"vocab_size\": 131,"        \
@@ -59,7 +60,7 @@ struct layout {
     rk_dtype_t dtype;
     const char *config;
     int32_t pp, vpp, ep;         /* 0: 1 */
-    int32_t num_first, num_last; /* layers of these stages; 0: as many as the others */
+    int32_t num_first, num_last; /* layers of the first and last stage; 0: as many as the others */
 };
 
 struct reshard_case {
@@ -69,7 +70,7 @@ struct reshard_case {
     int64_t bucket_bytes;
 };
 
-/* What a run of ranks shares. */
+/* Data shared by the ranks of a run. */
 struct run {
     struct rk_test_rendezvous *rendezvous;
     const struct reshard_case *test;
@@ -88,7 +89,7 @@ struct part {
     int32_t rank;
     struct rk_mesh *meshes[2];
     struct rk_mesh_comms *comms[2];
-    struct rk_model *models[2]; /* source, destination; NULL outside of the mesh */
+    struct rk_model *models[2]; /* source, destination; NULL on ranks outside the mesh */
     struct rk_reshard_link *link;
     struct rk_stream *stream;
     void *scratch;
@@ -195,7 +196,7 @@ static void run_all(struct run *run, rk_test_rank_fn_t fn, struct rk_test_rank_r
 
 /* --- what arrives --- */
 
-/* The first ids that the model prefers, for prompts of one to NUM_PROMPTS ids. */
+/* Greedy tokens of the model for prompts of one to NUM_PROMPTS ids. */
 static struct rk_status *decode_greedily(struct rk_model *model, int32_t tokens[NUM_PROMPTS][NUM_NEW])
 {
     const struct rk_rollout_config config = {.max_num_seqs = 4, .max_num_batched_tokens = 40};
@@ -218,7 +219,7 @@ static struct rk_status *decode_greedily(struct rk_model *model, int32_t tokens[
     return st;
 }
 
-/* The model against one that read the source's export. */
+/* Compares the model with one loaded from the source's export. */
 static int check_values(const struct part *part, const struct run *run)
 {
     const struct rk_model_core *core = part->models[1]->core;
@@ -240,7 +241,7 @@ static int check_values(const struct part *part, const struct run *run)
     return 0;
 }
 
-/* A model of stages, or with experts on other ranks, does not generate. */
+/* A model with several stages, or with experts on other ranks, cannot generate. */
 static bool generates(const struct layout *layout)
 {
     return layout->pp <= 1 && layout->ep <= 1;
@@ -320,7 +321,8 @@ static const struct reshard_case cases[] = {
     {"equal layouts", 2, SIDE(2, 1, 0, F32, LLAMA), SIDE(2, 1, 0, F32, LLAMA), 1 << 20},
 };
 
-/* Goal: the weights of the export on every rank, by every pair of layouts, and the same greedy tokens. */
+/* Goal: for every pair of layouts the destination has the weights of the export on every rank, and the same
+ * greedy tokens. */
 static void test_destination_has_the_weights_of_the_export(void **state)
 {
     (void)state;
@@ -370,7 +372,7 @@ static int lost_piece_rank(int32_t rank, int32_t num_ranks, void *user)
     RK_RANK_CHECK(result.has_begun && result.is_known_to_peers, "it has not begun, or the peers wait");
     RK_RANK_CHECK(!part.models[1] || rk_model_weight_version(part.models[1]) == 0, "the version has changed");
     unsetenv("RANKD_FAULTS");
-    RK_RANK_OK(reshard(&part, user, &result)); /* the ranks are still together */
+    RK_RANK_OK(reshard(&part, user, &result)); /* the ranks are still synchronized */
     close_part(&part);
     return 0;
 }
@@ -459,7 +461,7 @@ static int other_model_rank(int32_t rank, int32_t num_ranks, void *user)
     return 0;
 }
 
-/* Goal: models that differ are refused on all ranks, also where no rank has both. */
+/* Goal: different models are refused on all ranks, also if no rank has both. */
 static void test_other_model_is_refused(void **state)
 {
     static const struct reshard_case together = {"other model", 2, SIDE(2, 1, 0, F32, LLAMA),

@@ -1,5 +1,6 @@
-/* The plan that moves a model from one mesh to another. It is pure, so meshes of all axes are tried, also
- * those that the engine does not run. What a plan must do is found by painting the global tensors. */
+/* The plan that moves a model from one mesh to another. It is a pure function, so meshes of all axes are
+ * tested, including those that the engine does not support. The expected moves are found by marking the
+ * global tensors. */
 #include "tests/support/test.h"
 
 #include <stdio.h>
@@ -17,10 +18,10 @@ struct row_case {
     const char *name;
     int64_t rows, cols, rows_padded;
     int32_t split_dim;
-    int32_t num_kv_heads; /* 0: one part a rank of tp */
-    int32_t layer;        /* of two; its share of the stages */
-    bool is_tied;         /* the last stage has a copy */
-    int32_t expert;       /* of two; -1: dense */
+    int32_t num_kv_heads; /* 0: one part per tp rank */
+    int32_t layer;        /* layer 0 or 1; determines the stage */
+    bool is_tied;         /* the last stage has a copy of it */
+    int32_t expert;       /* expert 0 or 1; -1: dense */
 };
 
 static const struct row_case rows[NUM_ROWS] = {
@@ -80,7 +81,7 @@ static struct rk_reshard_side side_of(const struct layout *layout)
     return (struct rk_reshard_side){layout->mesh, layout->params, NUM_ROWS};
 }
 
-/* What the rank holds of a row: nothing outside the mesh. */
+/* The rank's part of a row; empty outside the mesh. */
 static struct rk_param_box box_of(const struct layout *layout, int64_t row, int32_t rank)
 {
     struct rk_mesh_coords coords;
@@ -146,8 +147,8 @@ static bool is_inside(const struct rk_param_box *inner, const struct rk_param_bo
            contains(outer, inner->begin[0] + inner->shape[0] - 1, inner->begin[1] + inner->shape[1] - 1);
 }
 
-/* Every element that the rank shall have comes once, from a rank that has it; from the rank itself exactly
- * where it has it. Returns the elements that come from others. */
+/* Checks that every element of the rank's destination part is received once, from a rank that has it, and
+ * from the rank itself if it has it. Returns the number of elements from other ranks. */
 static int64_t check_coverage(const struct plans *plans, int64_t row, int32_t rank)
 {
     const struct rk_reshard_plan *plan = plans->of[rank];
@@ -207,7 +208,7 @@ static bool is_equal(const struct rk_reshard_move *a, const struct rk_reshard_mo
            memcmp(&a->box, &b->box, sizeof(a->box)) == 0;
 }
 
-/* Both ends of a pair see the same moves in the same order. */
+/* Checks that both ranks of a pair have the same moves in the same order. */
 static void check_ends(const struct plans *plans)
 {
     for (int32_t s = 0; s < WORLD_SIZE; s++) {
@@ -225,7 +226,7 @@ static void check_ends(const struct plans *plans)
     }
 }
 
-/* No rank sends or receives more than a bucket in a round; sums are what the plan says. */
+/* Checks that no rank sends or receives more than a bucket in a round, and that the sums equal the plan's. */
 static void check_rounds(const struct plans *plans, int32_t rank)
 {
     const struct rk_reshard_plan *plan = plans->of[rank];
@@ -263,7 +264,8 @@ static void check_rounds(const struct plans *plans, int32_t rank)
     assert_memory_equal(&traffic, &plan->mine, sizeof(traffic));
 }
 
-/* Of the copies of a part of the source one stands for it; those of the destination are numbered. */
+/* Checks that one of the source's copies of a part is the main one, and that the destination's copies are
+ * numbered. */
 static void check_parts(const struct plans *plans, int64_t row)
 {
     int64_t num_elements = rows[row].rows * rows[row].cols, counted = 0;
@@ -288,7 +290,7 @@ static void check_parts(const struct plans *plans, int64_t row)
         assert_int_equal(held[copy], copy < num_copies ? num_elements : 0);
 }
 
-/* Returns the bytes that travel. */
+/* Returns the transferred bytes. */
 static uint64_t check_pair(const struct rk_mesh_spec *source, const struct rk_mesh_spec *destination,
                            int64_t bucket_bytes)
 {
@@ -310,7 +312,7 @@ static uint64_t check_pair(const struct rk_mesh_spec *source, const struct rk_me
     for (int64_t row = 0; row < NUM_ROWS; row++)
         check_parts(&plans, row);
     check_ends(&plans);
-    /* Exactly what a rank lacks. */
+    /* Exactly the elements that a rank lacks. */
     assert_true(moved == from_others);
     assert_true(sent == moved);
     assert_true(received == moved);
@@ -329,7 +331,7 @@ static const struct rk_mesh_spec shapes[] = {
     {.tp = 2, .cp = 2, .pp = 2}, {.tp = 2, .ep = 2, .dp = 4}, {.tp = 2, .ep = 2, .etp = 1, .dp = 2, .pp = 2},
 };
 
-/* The same mesh over other ranks: the first ones, the last ones, all of them backwards. */
+/* The same mesh over other ranks: the first ones, the last ones, or all in reverse order. */
 static struct rk_mesh_spec place(struct rk_mesh_spec spec, size_t variant, int32_t *ranks)
 {
     static const char *const orders[] = {RK_MESH_ORDER_TRAIN, "pp-dp-cp-ep-tp"};
@@ -344,7 +346,7 @@ static struct rk_mesh_spec place(struct rk_mesh_spec spec, size_t variant, int32
     return spec;
 }
 
-/* Goal: whatever the two meshes, each rank gets what it lacks, once, and nothing else. */
+/* Goal: for any two meshes, each rank receives exactly the elements that it lacks, once. */
 static void test_all_pairs_of_meshes_cover_every_element_once(void **state)
 {
     static const int64_t buckets[] = {1 << 20, 64, ELEM_BYTES};
@@ -366,7 +368,7 @@ static void test_all_pairs_of_meshes_cover_every_element_once(void **state)
 
 /* --- volumes that can be computed by hand --- */
 
-/* Bytes of what is split evenly over tp, and of the other rows. */
+/* Bytes of the model: rows that are split evenly over tp, and the other rows. */
 static uint64_t model_bytes(void)
 {
     uint64_t elements = 0;
@@ -376,7 +378,8 @@ static uint64_t model_bytes(void)
     return elements * ELEM_BYTES;
 }
 
-/* Goal: what both layouts have on the same ranks does not travel: from replicas to parts, and to itself. */
+/* Goal: elements that both layouts have on the same rank are not transferred: from replicas to parts, and to
+ * the same layout. */
 static void test_what_a_rank_has_does_not_travel(void **state)
 {
     static const struct rk_mesh_spec d8 = {.dp = 8}, t8 = {.tp = 8}, t2d4 = {.tp = 2, .dp = 4};
@@ -389,7 +392,7 @@ static void test_what_a_rank_has_does_not_travel(void **state)
     assert_int_equal(check_pair(&t2p2d2, &t2p2d2, 1 << 20), 0);
 }
 
-/* One matrix of 48 rows of `cols` elements, cut by rows. */
+/* One matrix of 48 rows of `cols` elements, split by rows. */
 static void one_matrix(struct layout *layout, const struct rk_mesh_spec *spec, int64_t cols)
 {
     struct row_case row = rows[2];
@@ -421,8 +424,8 @@ static struct rk_reshard_traffic matrix_traffic(const struct rk_mesh_spec *sourc
     return traffic;
 }
 
-/* Goal: the received volume of HybridFlow's grouping, (tp - tg pg) / (tg pg tp) M a rank; and all ranks send
- * as much as they receive. arXiv:2409.19256, table 2. */
+/* Goal: the received volume of HybridFlow's grouping, (tp - tg pg) / (tg pg tp) M per rank; and all ranks
+ * send as much as they receive. arXiv:2409.19256, table 2. */
 static void test_volume_is_that_of_the_formula(void **state)
 {
     static const int32_t strided[] = {0, 2, 1, 3, 4, 6, 5, 7};
@@ -453,7 +456,7 @@ static void test_volume_is_that_of_the_formula(void **state)
     }
 }
 
-/* Goal: the ranks of two meshes without a rank in common: the copies of the source share the work. */
+/* Goal: between two disjoint meshes the copies of the source share the sending. */
 static void test_disjoint_meshes_use_all_copies_of_the_source(void **state)
 {
     static const int32_t low[] = {0, 1, 2, 3}, high[] = {4, 5, 6, 7};
@@ -506,7 +509,7 @@ static void test_tables_of_different_models_are_refused(void **state)
     plans_fini(&plans);
 }
 
-/* Goal: the hash tells plans apart that ranks must not mix. */
+/* Goal: plans that ranks must not combine have different hashes. */
 static void test_hash_depends_on_meshes_and_bucket(void **state)
 {
     static const struct rk_mesh_spec t2 = {.tp = 2, .dp = 4}, t4 = {.tp = 4, .dp = 2};

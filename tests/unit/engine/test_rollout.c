@@ -1,5 +1,5 @@
-/* Generation on one rank: the samples do not depend on what runs beside them, and their log-probs are those
- * of the model. */
+/* Generation on one rank: the samples do not depend on the other requests of a batch, and their log-probs
+ * equal the model's. */
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -24,14 +24,14 @@ static const char config_json[] =
     " \"vocab_size\": 61, \"max_position_embeddings\": 96, \"rms_norm_eps\": 1e-5, \"rope_theta\": 10000.0,"
     " \"hidden_act\": \"silu\", \"initializer_range\": 0.4, \"tie_word_embeddings\": false}";
 
-/* Biases, and a window that answers grow out of. */
+/* Biases, and a window that is shorter than the responses. */
 static const char qwen2_json[] =
     "{\"model_type\": \"qwen2\", \"hidden_size\": 32, \"intermediate_size\": 48, \"num_hidden_layers\": 2,"
     " \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"vocab_size\": 61,"
     " \"max_position_embeddings\": 96, \"rms_norm_eps\": 1e-5, \"initializer_range\": 0.4,"
     " \"use_sliding_window\": true, \"sliding_window\": 9, \"max_window_layers\": 1}";
 
-/* Norms of queries and keys, whose heads are wider together than hidden_size. */
+/* Norms of queries and keys, whose total head width exceeds hidden_size. */
 static const char qwen3_json[] =
     "{\"model_type\": \"qwen3\", \"hidden_size\": 32, \"intermediate_size\": 48, \"num_hidden_layers\": 2,"
     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 16, \"vocab_size\": 61,"
@@ -44,7 +44,7 @@ static const char mistral_json[] =
     " \"max_position_embeddings\": 96, \"rms_norm_eps\": 1e-5, \"initializer_range\": 0.4,"
     " \"sliding_window\": 9}";
 
-/* Prompts of several lengths, across block borders, and room for the answers. */
+/* Prompts of several lengths, across block boundaries, and memory for the responses. */
 struct batch {
     struct rk_rollout_request requests[NUM_REQUESTS];
     struct rk_rollout_result results[NUM_REQUESTS];
@@ -124,8 +124,8 @@ static void check_equal(const char *label, const struct batch *actual, const str
     }
 }
 
-/* Goal: every request yields the same alone, in a batch, and under any limits: the same tokens, and log-probs
- * that are bit-identical in strict numerics. */
+/* Goal: every request has the same result alone, in a batch, and under any limits: the same tokens, and
+ * log-probs that are bit-identical in strict numerics. */
 static void test_generate_does_not_depend_on_batch(void **state)
 {
     static const struct {
@@ -198,8 +198,8 @@ static void recompute(struct rk_test_model *test, const struct batch *b, double 
             out[k++] = (float)log_probs[t];
 }
 
-/* Goal: the log-probs that come with samples are those that the training forward pass computes of them; in
- * strict numerics to the last bit, which is what makes the first ratio of PPO exactly 1. */
+/* Goal: the log-probs of samples equal those of the training forward pass; bit for bit in strict numerics, so
+ * that the first ratio of PPO is exactly 1. */
 static void test_generate_log_probs_equal_model(void **state)
 {
     static const struct {
@@ -246,7 +246,7 @@ static void test_generate_log_probs_equal_model(void **state)
     }
 }
 
-/* Goal: greedy takes the largest logit: so does top-k 1 at any temperature, and so does a tiny top-p. */
+/* Goal: greedy sampling, top-k 1 at any temperature, and a tiny top-p all select the largest logit. */
 static void test_generate_greedy_forms_agree(void **state)
 {
     struct rk_test_model test = open_model(rk_test_device_dtype(), RK_NUMERICS_FAST);
@@ -267,8 +267,9 @@ static void test_generate_greedy_forms_agree(void **state)
     assert_memory_equal(greedy.tokens, top_k.tokens, sizeof(greedy.tokens));
     assert_memory_equal(greedy.tokens, top_p.tokens, sizeof(greedy.tokens));
     for (int32_t t = 0; t < top_k.results[0].num_tokens; t++) {
-        assert_true(top_k.log_probs[0][t] == 0.0F); /* of the distribution sampled from: one token is left */
-        assert_true(greedy.log_probs[0][t] < 0.0F); /* of the unfiltered one */
+        assert_true(top_k.log_probs[0][t] == 0.0F); /* log-prob in the filtered distribution: one token
+                                                     * remains */
+        assert_true(greedy.log_probs[0][t] < 0.0F); /* log-prob in the unfiltered distribution */
     }
     rk_rollout_destroy(rollout);
     rk_test_model_close(&test);
@@ -340,9 +341,9 @@ static void test_generate_eos_cuts_the_response(void **state)
     rk_test_model_close(&test);
 }
 
-/* Goal: a step enqueued before the tokens of the one before it were read gives the same tokens and log-probs,
- * whichever way responses end, also when others take their places; so do steps that run as graphs, on a
- * device that has them. */
+/* Goal: a step enqueued before the tokens of the previous step are read gives the same tokens and log-probs,
+ * for all ways in which responses end, also when new requests take their slots; so do steps that run as
+ * graphs, on a device with graphs. */
 static void test_generate_pipelined_and_graphs_are_the_same(void **state)
 {
     static const struct {
@@ -405,7 +406,7 @@ static int64_t count_launches(struct rk_rollout *rollout, const struct batch *ex
     return rk_rollout_num_graph_launches(rollout) - before;
 }
 
-/* Goal: graphs that were recorded stand when the weights were away: they are launched again, and give the
+/* Goal: recorded graphs remain valid after an offload of the weights: they are launched again and give the
  * same samples. */
 static void test_generate_after_weights_were_away_is_the_same(void **state)
 {
@@ -435,8 +436,8 @@ static void test_generate_after_weights_were_away_is_the_same(void **state)
     rk_test_model_close(&test);
 }
 
-/* Goal: a device without memory for another graph costs time, not the generation; and time only until there
- * is memory again. */
+/* Goal: without device memory for another graph the generation continues without graphs, until there is
+ * memory again. */
 static void test_generate_goes_on_without_memory_for_graphs(void **state)
 {
     const struct rk_rollout_config eager = {
@@ -465,7 +466,7 @@ static void test_generate_goes_on_without_memory_for_graphs(void **state)
             assert_true(num_few < num_warm);
         }
         rk_test_graphs_limit(-1);
-        (void)count_launches(rollout, &expected); /* records what is missing */
+        (void)count_launches(rollout, &expected); /* records the missing graphs */
         assert_int_equal(count_launches(rollout, &expected), num_warm);
         rk_rollout_destroy(rollout);
     }
@@ -558,8 +559,7 @@ static bool is_cancelled(void *user)
     return ++state->num_polls > state->cancel_at;
 }
 
-/* Goal: a cancelled call ends between steps, gives its blocks back, and the next call is as if it had not
- * been. */
+/* Goal: a cancelled call ends between steps and releases its blocks, and the next call is not affected. */
 static void test_generate_cancelled_leaves_rollout_usable(void **state)
 {
     struct rk_test_model test = open_model(RK_DTYPE_F32, RK_NUMERICS_STRICT);
@@ -591,7 +591,7 @@ static void test_generate_cancelled_leaves_rollout_usable(void **state)
     rk_test_model_close(&test);
 }
 
-/* Goal: after one call nothing more is allocated on the device, and the cache is accounted for. */
+/* Goal: after one call nothing more is allocated on the device, and the reported cache size is right. */
 static void test_generate_allocates_nothing_when_warm(void **state)
 {
     struct rk_test_model test = open_model(RK_DTYPE_F32, RK_NUMERICS_FAST);

@@ -1,4 +1,4 @@
-/* The block pool and the batcher: which tokens of which requests a step computes. No model is involved. */
+/* The block pool and the batcher: which tokens of which requests a step computes, without a model. */
 #include "tests/support/test.h"
 
 #include "base/rk_rng.h"
@@ -141,7 +141,7 @@ static void test_plan_long_prompt_is_chunked(void **state)
     fixture_fini(&f);
 }
 
-/* Goal: running sequences come first; what is left of the budget goes to waiting ones, in order. */
+/* Goal: running sequences come first; the rest of the budget goes to waiting ones, in order. */
 static void test_plan_running_before_waiting(void **state)
 {
     struct fixture f;
@@ -172,7 +172,8 @@ static void test_plan_running_before_waiting(void **state)
     fixture_fini(&f);
 }
 
-/* Goal: a request that finds no blocks waits, and nobody overtakes it; freed blocks let it in. */
+/* Goal: a request without free blocks waits, and no later request overtakes it; it starts when blocks are
+ * freed. */
 static void test_plan_without_blocks_waits_in_order(void **state)
 {
     struct fixture f;
@@ -181,7 +182,7 @@ static void test_plan_without_blocks_waits_in_order(void **state)
     fixture_init(&f, 4, 64, 5); /* four blocks of 16 tokens */
     add_request(&f, 0, 20, 4);  /* two blocks */
     add_request(&f, 1, 33, 15); /* three */
-    add_request(&f, 2, 4, 4);   /* one: would fit beside request 0 */
+    add_request(&f, 2, 4, 4);   /* one block: would fit in addition to request 0 */
     rk_batcher_begin(&f.batcher, f.requests, 3, f.results);
     rk_batcher_plan(&f.batcher, &f.plan);
     assert_int_equal(f.batcher.num_running, 1);
@@ -190,7 +191,7 @@ static void test_plan_without_blocks_waits_in_order(void **state)
         answer(&f);
         rk_batcher_plan(&f.batcher, &f.plan);
     }
-    assert_int_equal(f.batcher.num_running, 2); /* request 0 has ended: 1 and 2 are in */
+    assert_int_equal(f.batcher.num_running, 2); /* request 0 has ended: 1 and 2 are running */
     answer(&f);
     run_all(&f);
     fixture_fini(&f);
@@ -212,7 +213,7 @@ static void test_plan_at_most_max_num_seqs_run(void **state)
     fixture_fini(&f);
 }
 
-/* Goal: an end token ends the response and is part of it; without end tokens the length does. */
+/* Goal: an end token ends the response and is part of it; without end tokens the length ends it. */
 static void test_append_stop_rules(void **state)
 {
     struct fixture f;
@@ -238,7 +239,7 @@ static void test_append_stop_rules(void **state)
     fixture_fini(&f);
 }
 
-/* Goal: whatever the limits, every token is computed once and in order, and all blocks come back. */
+/* Goal: for any limits, every token is computed once and in order, and all blocks are returned. */
 static void test_plan_random_limits_compute_every_token_once(void **state)
 {
     struct rk_rng rng;
@@ -274,7 +275,7 @@ static void test_plan_random_limits_compute_every_token_once(void **state)
     }
 }
 
-/* Where the entries of a plan take their tokens from: known ones, or a row of the step before. */
+/* Checks the source of each plan entry's token: a known token, or a row of the previous step. */
 static void check_sources(const struct fixture *f)
 {
     for (int32_t i = 0; i < f->plan.num_entries; i++) {
@@ -290,9 +291,9 @@ static void check_sources(const struct fixture *f)
     }
 }
 
-/* Goal: steps planned before the tokens of the step before are known yield what steps planned after them do,
- * for responses that end by an end token at any place or by their length; each token that is known to follow
- * is computed once, and one more for a response that an end token cut short. */
+/* Goal: steps planned before the previous step's tokens are known give the same result as steps planned
+ * after, for responses that end by an end token at any place or by their length; each token that is known to
+ * follow is computed once, and one more for a response that an end token cut short. */
 static void test_plan_ahead_yields_the_same(void **state)
 {
     struct rk_rng rng;
@@ -345,7 +346,7 @@ static void test_plan_ahead_yields_the_same(void **state)
     }
 }
 
-/* Goal: ending in the middle gives all blocks back, and the next call starts afresh. */
+/* Goal: ending in the middle returns all blocks, and the next call starts with an empty state. */
 static void test_end_in_the_middle_frees_everything(void **state)
 {
     struct fixture f;

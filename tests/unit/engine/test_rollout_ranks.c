@@ -18,7 +18,7 @@
 #define NUM_REQUESTS 16
 #define MAX_TOKENS   24
 #define MAX_RANKS    4
-#define GROWN_BYTES  ((size_t)8 << 20) /* more than the steps of the test take */
+#define GROWN_BYTES  ((size_t)8 << 20) /* more than the steps of the test need */
 
 static const char config_json[] =
     "{\"model_type\": \"llama\", \"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64,"
@@ -35,7 +35,7 @@ struct samples {
 /* What the ranks write for the parent. */
 struct shared {
     struct samples of_rank[MAX_RANKS];
-    int cancel_rank; /* this rank asks to stop; -1: none */
+    int cancel_rank; /* this rank requests a stop; -1: none */
     int grown_rank;  /* this rank's memory grows between two generations; -1: none */
     int full_rank;   /* this rank has memory for one graph only; -1: none */
     /* Graphs launched by the first generation, by the second, and once there has been memory again. */
@@ -48,7 +48,8 @@ static bool asks_to_stop(void *user)
     return *(bool *)user;
 }
 
-/* Once more, with the same result; *num_launches is how many steps ran as graphs. */
+/* Generates again and expects the same result; *num_launches receives the number of steps that ran as
+ * graphs. */
 static int generate_same(struct rk_rollout *rollout, const struct rk_rollout_request *requests,
                          const struct samples *expected, int64_t *num_launches)
 {
@@ -181,7 +182,7 @@ static void test_generate_tp_sizes_agree(void **state)
     rk_test_shared_free(shared, sizeof(*shared));
 }
 
-/* Goal: when one rank is asked to stop, all ranks stop at the same step. */
+/* Goal: when one rank requests a stop, all ranks stop at the same step. */
 static void test_generate_cancel_is_agreed(void **state)
 {
     struct shared *shared = rk_test_shared_alloc(sizeof(*shared));
@@ -195,7 +196,7 @@ static void test_generate_cancel_is_agreed(void **state)
     rk_test_shared_free(shared, sizeof(*shared));
 }
 
-/* Goal: steps run as graphs on all ranks or on none, also when those of one rank do not count any more: then
+/* Goal: steps run as graphs on all ranks or on none, also when those of one rank have become invalid: then
  * all ranks record again, and fewer steps of a second generation are launched. */
 static void test_generate_ranks_launch_the_same_graphs(void **state)
 {
@@ -219,15 +220,15 @@ static void test_generate_ranks_launch_the_same_graphs(void **state)
     rk_test_shared_free(shared, sizeof(*shared));
 }
 
-/* Goal: what one rank has no memory for is launched by none from the next generation on, until there is
- * memory again. */
+/* Goal: a graph for which one rank has no memory is launched by no rank from the next generation on, until
+ * there is memory again. */
 static void test_generate_rank_without_memory_for_graphs_counts_for_all(void **state)
 {
     struct shared *shared = rk_test_shared_alloc(sizeof(*shared));
 
     (void)state;
     if (!rk_fake_nccl_faults())
-        skip(); /* only there memory can be made to run out */
+        skip(); /* memory can only be exhausted on this device */
     shared->cancel_rank = shared->grown_rank = -1;
     shared->full_rank = 1;
     assert_int_equal(rk_test_run_world(2, "unix", generate, shared, 60), 0);

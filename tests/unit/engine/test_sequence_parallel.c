@@ -1,4 +1,4 @@
-/* Sequence parallelism: which gradients are sums over tp, what passes give, and what they keep. */
+/* Sequence parallelism: the gradients summed over tp, the results of passes, and the kept activations. */
 #include "tests/support/test.h"
 
 #include <string.h>
@@ -11,15 +11,15 @@
 #include "tests/support/models.h"
 #include "tests/support/ranks.h"
 
-/* Norms of queries and keys, too. */
+/* Includes norms of queries and keys. */
 #define CONFIG                                                                                              \
     "{\"model_type\": \"qwen3\", \"hidden_size\": 32, \"intermediate_size\": 48, \"num_hidden_layers\": 2," \
     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 8, \"vocab_size\": 67,"         \
     " \"max_position_embeddings\": 64, \"initializer_range\": 0.15}"
 #define VOCAB_SIZE    67
-#define NUM_TOKENS    13 /* no multiple of 2 or 4 */
+#define NUM_TOKENS    13 /* not a multiple of 2 or 4 */
 #define VECTORS_MAX   1000
-#define NUM_SUMS      9 /* norms of CONFIG: four a layer, and the last one */
+#define NUM_SUMS      9 /* norms of CONFIG: four per layer, and the final one */
 #define RUN_TIMEOUT_S 60
 
 static const int32_t tokens[NUM_TOKENS] = {3, 66, 0, 12, 41, 7, 7, 30, 2, 55, 19, 4, 60};
@@ -35,11 +35,11 @@ static const struct rk_packed batch = {.num_seqs = 2,
                                        .cu_seqlens = cu_seqlens,
                                        .labels = labels};
 
-/* What one rank computes; in memory that the ranks share. */
+/* The results of a single rank, in memory shared by the ranks. */
 struct reference {
     double logits[NUM_TOKENS * VOCAB_SIZE];
     int64_t num_params;
-    int64_t begin[64]; /* of every parameter in grads; matrices have no place */
+    int64_t begin[64]; /* offset of every parameter in grads; matrices are not included */
     double grads[VECTORS_MAX];
 };
 
@@ -72,7 +72,7 @@ static struct rk_status *open_and_train(struct rk_test_model *test, const struct
     return rk_train_micro_batch(test->model, &micro);
 }
 
-/* This rank's gradient of a parameter that it has whole. */
+/* This rank's gradient of a replicated parameter. */
 static const double *grad_of(const struct rk_test_model *test, int64_t i)
 {
     return (const double *)test->model->train->grads + rk_model_placement_at(test->model, i)->offset;
@@ -103,7 +103,8 @@ static int reference_rank(int32_t rank, int32_t num_ranks, void *user)
     return 0;
 }
 
-/* The gradients of all norms that this rank has are those of one rank, or none of them is. */
+/* Checks that the gradients of all norms on this rank equal those of a single rank, or that none of them
+ * does. */
 static int check_sums(const struct rk_test_model *test, const struct reference *reference, bool are_summed)
 {
     static const char *const kinds[] = {"input_layernorm", "post_attention_layernorm", "q_norm", "k_norm",
@@ -154,9 +155,9 @@ static int divided_rank(int32_t rank, int32_t num_ranks, void *user)
     return 0;
 }
 
-/* Goal: every norm's gradient is summed over tp, on all ranks: those of the stream see a part of the tokens,
- * those of queries and keys a part of the heads. Method: what a rank has before the sum is not the gradient
- * of one rank, and after it is. */
+/* Goal: every norm's gradient is summed over tp, on all ranks: those of the stream process a part of the
+ * tokens, those of queries and keys a part of the heads. Method: a rank's gradient differs from that of a
+ * single rank before the sum and equals it afterwards. */
 static void test_gradients_of_norms_are_sums_over_tp(void **state)
 {
     struct run run = {.reference = rk_test_shared_alloc(sizeof(struct reference))};
@@ -179,7 +180,7 @@ static void test_gradients_of_norms_are_sums_over_tp(void **state)
 #define HEADS        32
 #define KV_HEADS     8
 #define HEAD_DIM     128
-#define PLAN_TOKENS  4093 /* no multiple of 2, 4 or 8 */
+#define PLAN_TOKENS  4093 /* not a multiple of 2, 4 or 8 */
 
 #define TEXT_(x) #x
 #define TEXT(x)  TEXT_(x)
@@ -219,10 +220,10 @@ static uint64_t plan_activations(int32_t tp, bool sequence_parallel, int32_t num
     return plan.memory.activation_bytes;
 }
 
-/* Goal: what a layer keeps for the backward pass is what can be counted by hand, and all of it is divided by
- * tp. Per token: two streams of 2 bytes with a statistic of 4 each; queries, keys, values and the output of
- * attention; its statistic of 4 bytes a head; gate and up. Norm outputs and the product of gate and up are
- * made again. */
+/* Goal: the activations that a layer keeps for the backward pass equal a count by hand, and all of them are
+ * divided by tp. Per token: two streams of 2 bytes with a statistic of 4 each; queries, keys, values and the
+ * output of attention; its statistic of 4 bytes per head; gate and up. Norm outputs and the product of gate
+ * and up are recomputed. */
 static void test_kept_activations_are_divided_by_tp(void **state)
 {
     const double stream = 2 * (2.0 * HIDDEN + 4);

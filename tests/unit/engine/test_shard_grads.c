@@ -1,5 +1,5 @@
-/* Gradients of 16 bits that are added up in F32, each shard by the rank that updates it. The reference are
- * gradients that accumulate in F32 on every rank. Every rank is a process of its own. */
+/* Gradients of 16 bits that are accumulated in F32, each shard on the rank that updates it. The reference is
+ * accumulation in F32 on every rank. Every rank is a separate process. */
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -39,7 +39,7 @@ static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *output
     return NULL;
 }
 
-/* Replicas have other tokens; the last one has none in every third micro-batch. */
+/* Replicas have different tokens; the last one has none in every third micro-batch. */
 static struct rk_status *micro_batch(struct rk_model *model, int32_t index, bool is_last)
 {
     int32_t dp_rank = model->core->params.coords.axis[RK_AXIS_DP];
@@ -120,7 +120,7 @@ static struct rk_status *sum_grads(struct rk_model *model, int32_t count, int32_
     return NULL;
 }
 
-/* Goal: the sums are those in F32, but for the rounding of each summand. */
+/* Goal: the sums equal those in F32 except for the rounding of each summand. */
 static int compare_sums(struct rk_model *whole, struct rk_model *shards)
 {
     double *expected, *actual, error;
@@ -139,8 +139,8 @@ static int compare_sums(struct rk_model *whole, struct rk_model *shards)
     return 0;
 }
 
-/* Goal: the sum itself has F32's precision: 64 times a micro-batch is 64 times its gradient, where a sum in
- * 16 bits would be off by parts of a thousand. */
+/* Goal: the sum itself has F32's precision: 64 repetitions of a micro-batch give 64 times its gradient,
+ * whereas a sum in 16 bits would have an error of the order of 0.001. */
 static int check_precision(struct rk_model *shards)
 {
     double *once = NULL, *often = NULL, error;
@@ -157,7 +157,8 @@ static int check_precision(struct rk_model *shards)
     return 0;
 }
 
-/* Goal: steps go on from the sums, and do what those in F32 do. A step without micro-batches has none. */
+/* Goal: steps use the sums and give the same results as with F32. A step without micro-batches has no
+ * sums. */
 static int compare_steps(struct rk_model *whole, struct rk_model *shards)
 {
     struct rk_step_stats expected, actual;
@@ -180,7 +181,8 @@ static int compare_steps(struct rk_model *whole, struct rk_model *shards)
     return 0;
 }
 
-/* Goal: 2 bytes an element and 4 of the shard, and a bucket, instead of 4 bytes an element. */
+/* Goal: the memory is 2 bytes per element, 4 per element of the shard, and one bucket, instead of 4 bytes per
+ * element. */
 static int compare_memory(const struct rk_model *whole, const struct rk_model *shards)
 {
     uint64_t count = (uint64_t)whole->train->num_elements, shard = (uint64_t)whole->train->shard_count;
@@ -220,7 +222,7 @@ static void test_sums_in_shards_are_those_in_f32(void **state)
         rk_test_run_case(cases[c].label, cases[c].tp * cases[c].dp, run_rank, &cases[c], TIMEOUT_S);
 }
 
-/* Goal: one replica has nothing to gain, and loses nothing: the same bits. */
+/* Goal: with one replica gradients stay in F32: the same bits. */
 static void test_one_replica_keeps_f32(void **state)
 {
     static const struct layout_case alone = {"alone", 1, 1};

@@ -39,8 +39,8 @@ static void *take(struct fixture *f, int64_t count)
     return t.data;
 }
 
-/* Goal: after warm-up nothing is allocated and addresses repeat. Method: three equal steps that outgrow their
- * memory in the first. */
+/* Goal: after warm-up nothing is allocated and addresses repeat. Method: three equal steps, of which the
+ * first one exceeds its memory. */
 static void test_reset_after_overflow_leaves_one_block_that_is_enough(void **state)
 {
     struct fixture f = make(0);
@@ -63,7 +63,7 @@ static void test_reset_after_overflow_leaves_one_block_that_is_enough(void **sta
     unmake(&f);
 }
 
-/* Goal: what was taken since a mark is given back, also across blocks. */
+/* Goal: memory allocated since a mark is released, also across blocks. */
 static void test_release_after_overflow_takes_the_same_memory_again(void **state)
 {
     struct fixture f = make(0);
@@ -97,8 +97,8 @@ static void test_take_empty_tensor_has_a_row_of_memory(void **state)
     unmake(&f);
 }
 
-/* Goal: an exhausted device fails the call and nothing else. Method: a limit that has room for the tensor but
- * not for growth by half, then one tensor that is too large. */
+/* Goal: exhausted device memory fails the call and has no other effect. Method: a limit that has room for the
+ * tensor but not for growth by half, then one tensor that is too large. */
 static void test_take_beyond_device_memory_is_resource_exhausted(void **state)
 {
     struct fixture f = make(100000);
