@@ -9,8 +9,12 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 
-#define ROUNDS_MAX        16 /* of a connection, before the next connection has its turn */
-#define GOAWAY_HEAD_BYTES 8  /* last stream and code */
+#define ROUNDS_MAX 16 /* of a connection, before the next connection has its turn */
+/* From this size on the rest of a frame's payload is moved through a pipe. Only DATA may be as large, see
+ * RK_H2_CONTROL_BYTES. */
+#define PIPE_BYTES_MIN    (64 << 10)
+#define PIPE_BYTES_MAX    (512 << 10) /* in a round */
+#define GOAWAY_HEAD_BYTES 8           /* last stream and code */
 #define ENHANCE_YOUR_CALM 11
 
 /* --- buffers --- */
@@ -32,6 +36,7 @@ void rk_relay_pool_fini(struct rk_relay_pool *pool)
 {
     while (pool->num_free > 0)
         rk_free(pool->free[--pool->num_free]);
+    rk_pipe_pool_fini(&pool->pipes);
 }
 
 /* --- one direction --- */
@@ -140,6 +145,74 @@ static flow_state_t filter(struct rk_relay *relay, struct rk_relay_flow *flow, i
     return verdict == RK_H2_CUT ? FLOW_CUT : FLOW_GOES_ON;
 }
 
+/* --- large frames --- */
+
+static struct rk_h2_direction *direction_of(struct rk_relay *relay, const struct rk_relay_flow *flow)
+{
+    return flow == &relay->from_server ? &relay->filter.server : &relay->filter.client;
+}
+
+/* Takes a pipe if the filter does not need to see the next bytes: they are the payload of a large frame. An
+ * unauthorised client gets no pipe, because the pages of the network are not counted as the daemon's memory.
+ */
+static bool uses_pipe(struct rk_relay *relay, struct rk_relay_flow *flow)
+{
+    if (flow->pipe)
+        return true;
+    if (relay->tls || flow->bytes > 0 || !flow->can_read ||
+        direction_of(relay, flow)->payload_left < PIPE_BYTES_MIN ||
+        (flow == &relay->from_client && !relay->filter.is_trusted))
+        return false;
+    flow->pipe = rk_pipe_take(&relay->pool->pipes);
+    return flow->pipe != NULL;
+}
+
+static flow_state_t fill_pipe(struct rk_relay *relay, struct rk_relay_flow *flow, int from)
+{
+    struct rk_h2_direction *direction = direction_of(relay, flow);
+    size_t room = (size_t)RK_MIN(direction->payload_left, (uint64_t)PIPE_BYTES_MAX);
+    ssize_t got = rk_pipe_fill(&relay->pool->pipes, flow->pipe, from, room);
+
+    if (got > 0) {
+        direction->payload_left -= (uint64_t)got;
+        return FLOW_GOES_ON;
+    }
+    if (got == 0 || !is_later(errno))
+        return FLOW_ENDED;
+    flow->can_read = errno == EINTR;
+    return flow->can_read ? FLOW_GOES_ON : FLOW_STOPS;
+}
+
+static flow_state_t drain_pipe(struct rk_relay_flow *flow, int to)
+{
+    while (flow->pipe->bytes > 0) {
+        if (!flow->can_write)
+            return FLOW_STOPS;
+        if (rk_pipe_drain(flow->pipe, to) >= 0)
+            continue;
+        if (!is_later(errno))
+            return FLOW_ENDED;
+        flow->can_write = errno == EINTR;
+    }
+    return FLOW_GOES_ON;
+}
+
+/* One round through the pipe, which goes back to the pool when it is empty. */
+static flow_state_t move_pages(struct rk_relay *relay, struct rk_relay_flow *flow, int from, int to)
+{
+    flow_state_t state = flow->pipe->bytes == 0 ? fill_pipe(relay, flow, from) : FLOW_GOES_ON;
+
+    if (state == FLOW_GOES_ON)
+        state = drain_pipe(flow, to);
+    if (flow->pipe->bytes == 0) {
+        rk_pipe_give(&relay->pool->pipes, flow->pipe);
+        flow->pipe = NULL;
+    }
+    return state;
+}
+
+/* --- rounds --- */
+
 /* One round: sends the bytes that passed, receives new ones. */
 static flow_state_t move(struct rk_relay *relay, struct rk_relay_flow *flow, int from, int to, int64_t now_ns)
 {
@@ -150,6 +223,8 @@ static flow_state_t move(struct rk_relay *relay, struct rk_relay_flow *flow, int
         if (state != FLOW_GOES_ON)
             return state;
         compact(relay, flow);
+        if (uses_pipe(relay, flow))
+            return move_pages(relay, flow, from, to);
     }
     if (flow->is_held) {
         if (now_ns < relay->filter.wait_until_ns)
@@ -228,6 +303,8 @@ const char *rk_relay_why(const struct rk_relay *relay)
 static void close_side(struct rk_relay *relay, struct rk_relay_flow *flow, int *fd)
 {
     give_buffer(relay->pool, flow->data);
+    if (flow->pipe) /* a Unix connection has no pool */
+        rk_pipe_give(&relay->pool->pipes, flow->pipe);
     *flow = (struct rk_relay_flow){0};
     if (*fd >= 0)
         close(*fd);
@@ -265,7 +342,8 @@ rk_relay_state_t rk_relay_run(struct rk_relay *relay, int64_t now_ns)
 rk_relay_state_t rk_relay_tick(struct rk_relay *relay, int64_t now_ns)
 {
     const struct rk_relay_flow *flow = &relay->from_client;
-    bool waits_for_us = relay->server_fd >= 0 && (flow->is_held || flow->sent < flow->passed);
+    bool waits_for_us =
+        relay->server_fd >= 0 && (flow->is_held || flow->sent < flow->passed || flow->pipe != NULL);
 
     if (waits_for_us)
         return RK_RELAY_IDLE;
@@ -283,7 +361,8 @@ void rk_relay_say_goodbye(struct rk_relay *relay)
     size_t text_bytes = strlen(rule);
     uint8_t frame[RK_H2_HEAD_BYTES + GOAWAY_HEAD_BYTES + 64] = {
         0, 0, (uint8_t)(GOAWAY_HEAD_BYTES + text_bytes), 7, [RK_H2_HEAD_BYTES + 7] = ENHANCE_YOUR_CALM};
-    bool is_between = relay->from_server.bytes == 0 && relay->filter.server.payload_left == 0;
+    bool is_between =
+        relay->from_server.bytes == 0 && !relay->from_server.pipe && relay->filter.server.payload_left == 0;
     ssize_t ignored = 0;
 
     RK_ASSERT(text_bytes <= 64);

@@ -9,6 +9,7 @@
 
 #include "base/rk_tls.h"
 #include "daemon/h2_filter_internal.h"
+#include "daemon/pipe_internal.h"
 
 #define RK_RELAY_BUFFER_BYTES (64 << 10) /* per direction, while it is not empty */
 #define RK_RELAY_POOL_MAX     8          /* free buffers that are kept for reuse */
@@ -17,6 +18,7 @@
 struct rk_relay_pool {
     char *free[RK_RELAY_POOL_MAX];
     int num_free;
+    struct rk_pipe_pool pipes;
 };
 
 void rk_relay_pool_fini(struct rk_relay_pool *pool);
@@ -27,6 +29,7 @@ struct rk_relay_flow {
     size_t bytes, passed, sent;
     bool can_read, can_write; /* last known state: from one side, to the other */
     bool is_held;             /* by the filter */
+    struct rk_pipe *pipe;     /* has bytes of a large frame; NULL: none, and always while `data` is used */
 };
 
 typedef enum rk_relay_state {

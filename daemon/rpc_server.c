@@ -57,6 +57,8 @@ static const struct {
      * used up, and the streams of a fast upload were reset (RST_STREAM, ENHANCE_YOUR_CALM). */
     {GRPC_ARG_HTTP2_BDP_PROBE, 0},
     {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, WINDOW_BYTES},
+    /* A chunk comes in one frame, which the guard relays without copying it (relay.c). */
+    {GRPC_ARG_HTTP2_MAX_FRAME_SIZE, RK_LIMIT_MESSAGE_BYTES},
     {GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0},
     {GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0},
 };

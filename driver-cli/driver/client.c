@@ -77,6 +77,8 @@ static grpc_channel *open_channel(const char *address, const struct rk_driver_tl
         int_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
         int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, RK_LIMIT_MESSAGE_BYTES),
         int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, RK_LIMIT_MESSAGE_BYTES),
+        /* As the daemon's, for results. */
+        int_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, RK_LIMIT_MESSAGE_BYTES),
     };
     grpc_channel_args all = {.num_args = RK_ARRAY_LEN(args), .args = args};
     grpc_channel_credentials *credentials = rk_driver_tls_credentials(tls, address);
