@@ -339,6 +339,7 @@ void rk_fanout_run(struct rk_driver *driver, rk_rpc_id_t rpc, struct rk_fanout *
         if (items[i].client)
             rk_unary_start(&calls[i], items[i].client, rpc, &items[i].request, timeout_ms, queue);
     }
+    rk_driver_begin_pumping(driver);
     while (!all_done(calls, driver->num_clients)) {
         rk_pump(queue, RK_DRIVER_POLL_MS);
         if (!(flags & RK_FANOUT_IGNORE_INTERRUPT) && atomic_load(&driver->interrupts) > 0)
@@ -348,6 +349,7 @@ void rk_fanout_run(struct rk_driver *driver, rk_rpc_id_t rpc, struct rk_fanout *
         if (rk_time_now_ns() >= cancel_at_ns)
             cancel_all(calls, driver->num_clients);
     }
+    rk_driver_end_pumping(driver);
     for (int32_t i = 0; i < driver->num_clients; i++) {
         if (items[i].client)
             items[i].error = rk_unary_take(&calls[i], arena, &items[i].reply);

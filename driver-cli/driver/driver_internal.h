@@ -72,6 +72,8 @@ struct rk_driver {
     size_t chunk_bytes;
     char *device_kind; /* of all workers, from the last configure; NULL before */
     atomic_int interrupts;
+    atomic_int num_pumping; /* threads in a call: they poll the sockets of all calls */
+    atomic_uint num_pumped; /* calls so far */
 
     char *identity_dir; /* NULL: none */
     bool has_identity;  /* taken at the first claim */
@@ -94,6 +96,18 @@ static inline int32_t rk_driver_rank_of(const struct rk_driver *driver, int32_t 
 
 /* "user@host:pid"; rk_free it. */
 char *rk_driver_default_id(void);
+
+/* Around the calls of rk_pump that wait for the end of a call: the lease's thread stays out of gRPC then. */
+static inline void rk_driver_begin_pumping(struct rk_driver *driver)
+{
+    atomic_fetch_add(&driver->num_pumping, 1);
+    atomic_fetch_add(&driver->num_pumped, 1);
+}
+
+static inline void rk_driver_end_pumping(struct rk_driver *driver)
+{
+    atomic_fetch_sub(&driver->num_pumping, 1);
+}
 
 /* --- channels and unary calls (client.c) --- */
 void rk_client_init(struct rk_client *client, int32_t rank, const char *address, const char *token,

@@ -335,10 +335,12 @@ struct rk_status *rk_invocation_exchange(struct rk_invocation *inv)
     inv->verdict = open_streams(inv);
     if (inv->verdict)
         withdraw_all(inv, "the call could not be sent to another rank");
+    rk_driver_begin_pumping(inv->driver);
     while (any_running(inv)) {
         rk_pump(inv->queue, RK_DRIVER_POLL_MS);
         watch(inv);
     }
+    rk_driver_end_pumping(inv->driver);
     collect_ends(inv);
     end_queue(inv);
     if (inv->verdict)

@@ -21,6 +21,7 @@
 #define CLAIM_BACKOFF_MS 500 /* plus up to three times as much, at random */
 #define RENEWALS_PER_TTL 3
 #define REOPEN_DELAY_MS  1000 /* after a KeepAlive stream broke */
+#define PARK_MS          10   /* interval of the thread's looks at its queue while there are calls */
 
 /* One daemon's KeepAlive stream; lease thread only, except `renewed_ms`. */
 struct keeper {
@@ -36,6 +37,9 @@ struct keeper {
 };
 
 struct rk_lease_keeper {
+    struct rk_driver *driver;
+    unsigned num_pumped; /* calls of the driver when the thread last looked; thread only, as the next */
+    bool is_drained;     /* the queue had no event the last time */
     int64_t ttl_ms;
     grpc_completion_queue *queue;
     pthread_t thread;
@@ -163,6 +167,24 @@ static int64_t renew(struct rk_lease_keeper *lease)
     return RK_MAX(wait_ms, 1);
 }
 
+/* gRPC polls all sockets of the process in one thread at a time. If that were this thread, it would have to
+ * wake the threads of the calls for each of their events. So it waits outside of gRPC while there are calls,
+ * whose threads then poll the sockets of the leases too. */
+static grpc_event next_event(struct rk_lease_keeper *lease, int64_t wait_ms)
+{
+    unsigned num_pumped = atomic_load(&lease->driver->num_pumped);
+    bool has_calls = atomic_load(&lease->driver->num_pumping) > 0 || num_pumped != lease->num_pumped;
+    grpc_event event;
+
+    lease->num_pumped = num_pumped;
+    if (has_calls && lease->is_drained)
+        rk_time_sleep_ms(RK_MIN(wait_ms, PARK_MS));
+    wait_ms = has_calls ? 0 : RK_MIN(wait_ms, RK_DRIVER_POLL_MS);
+    event = grpc_completion_queue_next(lease->queue, rk_deadline_in(wait_ms), NULL);
+    lease->is_drained = event.type != GRPC_OP_COMPLETE;
+    return event;
+}
+
 static void *run_lease(void *user)
 {
     struct rk_lease_keeper *lease = user;
@@ -175,7 +197,7 @@ static void *run_lease(void *user)
         if (!lease->is_ending)
             wait_ms = renew(lease);
         pthread_mutex_unlock(&lease->lock);
-        event = grpc_completion_queue_next(lease->queue, rk_deadline_in(wait_ms), NULL);
+        event = next_event(lease, wait_ms);
         if (event.type != GRPC_OP_COMPLETE)
             continue;
         pthread_mutex_lock(&lease->lock);
@@ -191,6 +213,7 @@ static struct rk_lease_keeper *begin_keeping(struct rk_driver *driver)
     sigset_t all, old;
     int rc;
 
+    lease->driver = driver;
     lease->ttl_ms = driver->lease_ttl_ms;
     lease->queue = grpc_completion_queue_create_for_next(NULL);
     lease->num_keepers = driver->num_clients;
