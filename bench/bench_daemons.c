@@ -19,6 +19,7 @@
 #include "base/rk_ckpt_dir.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
+#include "bench/raw_grpc.h"
 
 #define LISTENING "rankd: listening on "
 #define ARGS_MAX  8
@@ -132,6 +133,19 @@ static struct rk_status *start_next(struct bench_daemons *daemons, bench_transpo
     return st;
 }
 
+/* This program, as the server of the rows that measure gRPC alone. */
+static struct rk_status *start_raw(struct bench_daemons *daemons, bench_transport_t transport)
+{
+    char program[] = "/proc/self/exe", command[] = BENCH_RAW_COMMAND;
+    char *address =
+        transport == BENCH_UNIX ? rk_format("unix:%s/raw.sock", daemons->dir) : rk_strdup("127.0.0.1:0");
+    char *const args[ARGS_MAX] = {program, command, address, daemons->cert, daemons->key, daemons->ca};
+    struct rk_status *st = start_one(daemons, args);
+
+    rk_free(address);
+    return st;
+}
+
 static struct rk_status *make_dir(struct bench_daemons *daemons)
 {
     struct rk_status *st;
@@ -183,21 +197,31 @@ static struct rk_status *make_certs(struct bench_daemons *daemons)
     return st;
 }
 
-struct rk_status *bench_daemons_start(struct bench_daemons **out, bench_transport_t transport, int32_t count)
+/* Before any of them has been started. */
+static struct rk_status *prepare(struct bench_daemons **out, bench_transport_t transport, int32_t count)
 {
     struct bench_daemons *daemons = rk_calloc(1, sizeof(*daemons));
-    struct rk_status *st;
 
     daemons->count = count;
     daemons->pids = rk_calloc((size_t)count, sizeof(*daemons->pids));
     daemons->addresses = rk_calloc((size_t)count, sizeof(*daemons->addresses));
     *out = daemons;
-    st = make_dir(daemons);
-    if (!st && transport == BENCH_TLS)
-        st = make_certs(daemons);
-    for (int32_t i = 0; i < count && !st; i++)
-        st = start_next(daemons, transport);
-    return st;
+    RK_TRY(make_dir(daemons));
+    return transport == BENCH_TLS ? make_certs(daemons) : NULL;
+}
+
+struct rk_status *bench_daemons_start(struct bench_daemons **out, bench_transport_t transport, int32_t count)
+{
+    RK_TRY(prepare(out, transport, count));
+    for (int32_t i = 0; i < count; i++)
+        RK_TRY(start_next(*out, transport));
+    return NULL;
+}
+
+struct rk_status *bench_daemons_start_raw(struct bench_daemons **out, bench_transport_t transport)
+{
+    RK_TRY(prepare(out, transport, 1));
+    return start_raw(*out, transport);
 }
 
 void bench_daemons_stop(struct bench_daemons *daemons)

@@ -15,6 +15,9 @@ struct bench_daemons;
 /* The rankd in this program's directory, on the CPU with one thread each. */
 struct rk_status *bench_daemons_start(struct bench_daemons **out, bench_transport_t transport,
                                       int32_t count) RK_NODISCARD;
+/* One server of gRPC alone instead (raw_grpc.h), which is then the first address. */
+struct rk_status *bench_daemons_start_raw(struct bench_daemons **out,
+                                          bench_transport_t transport) RK_NODISCARD;
 /* Kills them; NULL is a no-op. */
 void bench_daemons_stop(struct bench_daemons *daemons);
 const char *const *bench_daemons_addresses(const struct bench_daemons *daemons);
@@ -35,5 +38,11 @@ struct rk_status *bench_run_rpc_stream(struct bench_ctx *ctx, const struct bench
                                        struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_rpc_beside(struct bench_ctx *ctx, const struct bench_case *bench,
                                        struct bench_result *result) RK_NODISCARD;
+
+/* --- bench_raw_grpc.c: entries of the table --- */
+struct rk_status *bench_run_rpc_raw_call(struct bench_ctx *ctx, const struct bench_case *bench,
+                                         struct bench_result *result) RK_NODISCARD;
+struct rk_status *bench_run_rpc_raw_stream(struct bench_ctx *ctx, const struct bench_case *bench,
+                                           struct bench_result *result) RK_NODISCARD;
 
 #endif

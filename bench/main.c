@@ -11,6 +11,7 @@
 #include "base/rk_options.h"
 #include "base/rk_str.h"
 #include "bench/options.h"
+#include "bench/raw_grpc.h"
 #include "generated/rk_version.h"
 
 #define EXIT_USAGE 2
@@ -180,6 +181,8 @@ int main(int argc, char **argv)
     struct rk_command_line line;
     int code;
 
+    if (argc > 1 && strcmp(argv[1], BENCH_RAW_COMMAND) == 0)
+        return bench_raw_serve(argc - 2, argv + 2);
     signal(SIGXFSZ, SIG_IGN);       /* exceeding the file size limit becomes a write error */
     rk_log_set_format(RK_LOG_TEXT); /* for people */
     rk_log_set_level(RK_LOG_WARN);
