@@ -36,7 +36,8 @@ if [ "$kind" = host ]; then
         skip "overlays are not allowed"
     # Services of this machine must not start a second time.
     find "$root/etc/systemd/system" -mindepth 1 -name '*.wants' -exec rm -rf {} +
-    rm -rf "$root/etc/rankd" "$root/var/lib/rankd"
+    # Nor does its policy on starting and stopping services count, which images of containers have.
+    rm -rf "$root/etc/rankd" "$root/var/lib/rankd" "$root/usr/sbin/policy-rc.d"
     chroot "$root" dpkg-query -W -f '${Status}' rankd 2>/dev/null | grep -q 'ok installed' && skip "rankd is installed"
     cp "$dir"/rankd_*.deb "$root/rankd.deb"
     chroot "$root" dpkg -i /rankd.deb
