@@ -124,8 +124,8 @@ void rk_driver_close(struct rk_driver *driver)
 {
     if (!driver)
         return;
-    rk_turns_fini(&driver->turns);
     rk_driver_release(driver);
+    rk_turns_fini(&driver->turns);
     for (int32_t i = 0; i < driver->num_clients; i++)
         rk_client_fini(&driver->clients[i]);
     rk_upload_reap(driver, true);
