@@ -328,10 +328,27 @@ static void explain_unreached(const struct rk_driver *driver, struct rk_fanout *
     }
 }
 
+/* Creating and destroying a queue takes 4 us, so one is kept. */
+static grpc_completion_queue *take_queue(struct rk_driver *driver)
+{
+    grpc_completion_queue *queue = atomic_exchange(&driver->spare_queue, NULL);
+
+    return queue ? queue : grpc_completion_queue_create_for_next(NULL);
+}
+
+/* All its calls have ended. */
+static void give_queue(struct rk_driver *driver, grpc_completion_queue *queue)
+{
+    grpc_completion_queue *none = NULL;
+
+    if (!atomic_compare_exchange_strong(&driver->spare_queue, &none, queue))
+        rk_pump_end(queue);
+}
+
 void rk_fanout_run(struct rk_driver *driver, rk_rpc_id_t rpc, struct rk_fanout *items, int64_t timeout_ms,
                    uint32_t flags, struct rk_arena *arena)
 {
-    grpc_completion_queue *queue = grpc_completion_queue_create_for_next(NULL);
+    grpc_completion_queue *queue = take_queue(driver);
     struct rk_unary *calls = rk_calloc((size_t)driver->num_clients, sizeof(*calls));
     int64_t cancel_at_ns = INT64_MAX;
 
@@ -358,7 +375,7 @@ void rk_fanout_run(struct rk_driver *driver, rk_rpc_id_t rpc, struct rk_fanout *
         rk_unary_fini(&calls[i]);
     }
     rk_free(calls);
-    rk_pump_end(queue);
+    give_queue(driver, queue);
     if (atomic_load(&driver->interrupts) == 0)
         explain_unreached(driver, items);
 }

@@ -72,8 +72,9 @@ struct rk_driver {
     size_t chunk_bytes;
     char *device_kind; /* of all workers, from the last configure; NULL before */
     atomic_int interrupts;
-    atomic_int num_pumping; /* threads in a call: they poll the sockets of all calls */
-    atomic_uint num_pumped; /* calls so far */
+    grpc_completion_queue *_Atomic spare_queue; /* empty, for the next fan-out; NULL: none */
+    atomic_int num_pumping;                     /* threads in a call: they poll the sockets of all calls */
+    atomic_uint num_pumped;                     /* calls so far */
 
     char *identity_dir; /* NULL: none */
     bool has_identity;  /* taken at the first claim */

@@ -126,6 +126,8 @@ void rk_driver_close(struct rk_driver *driver)
         return;
     rk_driver_release(driver);
     rk_turns_fini(&driver->turns);
+    if (driver->spare_queue)
+        rk_pump_end(driver->spare_queue);
     for (int32_t i = 0; i < driver->num_clients; i++)
         rk_client_fini(&driver->clients[i]);
     rk_upload_reap(driver, true);
