@@ -106,14 +106,16 @@ static void test_take_beyond_device_memory_is_resource_exhausted(void **state)
 
     (void)state;
     take(&f, 8000);
-    take(&f, 3000); /* half of the first block would exceed the limit: exactly this much is taken */
+    take(&f, 3000); /* half of the first block would exceed the limit: exactly the requested size is
+                     * allocated */
     assert_fails(rk_step_1d(f.arena, &t, RK_DTYPE_F64, 5000), RK_RESOURCE_EXHAUSTED, "activations of a step");
     rk_step_arena_reset(f.arena);
     take(&f, 9000);
     unmake(&f);
 }
 
-/* Goal: what is reserved is enough without another allocation, stays at its place, and is not taken twice. */
+/* Goal: reserved memory suffices without another allocation, keeps its address, and is not allocated
+ * twice. */
 static void test_reserve_is_one_block_for_all_steps(void **state)
 {
     struct fixture f = make(0);
@@ -144,8 +146,9 @@ static void test_reserve_is_one_block_for_all_steps(void **state)
     unmake(&f);
 }
 
-/* Goal: a step that took more than was reserved, and more than there is in one piece, leaves the next ones
- * what was reserved. Method: the first step overflows; before the second, others have taken most of the rest.
+/* Goal: a step that needs more than the reserved memory, and more than one block can hold, leaves the
+ * reserved memory to the next steps. Method: the first step overflows; before the second, most of the
+ * remaining device memory is allocated.
  */
 static void test_reserve_is_kept_when_the_peak_no_longer_fits(void **state)
 {
@@ -175,7 +178,7 @@ static void test_reserve_is_kept_when_the_peak_no_longer_fits(void **state)
     unmake(&f);
 }
 
-/* Goal: what was uploaded comes back, from staging memory that the caller does not have to keep. */
+/* Goal: uploaded data is downloaded unchanged, and the caller's memory is not needed after the call. */
 static void test_upload_and_download_go_through_staging(void **state)
 {
     struct fixture f = make(0);

@@ -1,4 +1,4 @@
-/* The flattened inputs of a step, as the kernels find them. No model is involved; the device is the CPU. */
+/* The flattened inputs of a step, in the form that kernels use. Without a model, on the CPU device. */
 #include "tests/support/test.h"
 
 #include <string.h>
@@ -117,12 +117,12 @@ static void test_write_prefill_lists_all_tokens(void **state)
     assert_int_equal(f.step.params[0].position, 3);
     assert_int_equal(f.step.params[1].position, 20);
     assert_int_equal(f.step.params[1].stream, 2);
-    assert_int_equal(table_at(&f, 0, 1), 0); /* the shorter sequence's row ends in null blocks */
+    assert_int_equal(table_at(&f, 0, 1), 0); /* the shorter sequence's row ends with null blocks */
     fixture_fini(&f);
 }
 
-/* Goal: rows of padding write nowhere and see one key of the null block, and their addresses are those of the
- * number of rows, however many sequences there are. */
+/* Goal: padding rows write to no cache position and attend to one key of the null block, and the addresses
+ * depend on the number of rows only, not on the number of sequences. */
 static void test_write_decode_is_padded(void **state)
 {
     static const int32_t cu_q[] = {0, 1, 2, 3, 4}, seq_lens[] = {4, 21, 1, 1}, index[] = {0, 1, 2, 3},
@@ -163,7 +163,7 @@ static void test_write_decode_is_padded(void **state)
     fixture_fini(&f);
 }
 
-/* Goal: a step planned ahead takes its tokens from the rows of the step before. */
+/* Goal: a step planned ahead takes its tokens from the rows of the previous step. */
 static void test_write_ahead_names_the_source(void **state)
 {
     static const int32_t source[] = {0, 1};
@@ -177,7 +177,7 @@ static void test_write_ahead_names_the_source(void **state)
     fixture_fini(&f);
 }
 
-/* Goal: block tables reach the device when another sequence stands in a row, and only then. */
+/* Goal: block tables are copied to the device only if the sequence of a row has changed. */
 static void test_write_copies_changed_tables_only(void **state)
 {
     struct fixture f;

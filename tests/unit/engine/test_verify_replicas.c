@@ -1,5 +1,5 @@
-/* Replicas of parameters that differ in one bit are found, and named alike by all ranks. Every rank is a
- * process of its own. */
+/* Replicas of parameters that differ in one bit are found, with the same message on all ranks. Every rank is
+ * a separate process. */
 #include "tests/support/test.h"
 
 #include <stdlib.h>
@@ -24,7 +24,7 @@ struct flip {
     int64_t byte;
 };
 
-/* tp is the fastest axis: ranks 0, 1 are a replica, and 2, 3. */
+/* tp is the fastest axis: ranks 0 and 1 are one replica, 2 and 3 the other. */
 static const struct {
     const char *label;
     struct flip flips[3];
@@ -130,7 +130,7 @@ static void test_verify_names_the_tensor_and_the_ranks(void **state)
     assert_int_equal(rk_test_run_world(NUM_RANKS, "unix", run_rank, NULL, TIMEOUT_S), 0);
 }
 
-/* Goal: one rank has no replicas, and needs no memory to say so. */
+/* Goal: with one rank there are no replicas to compare, and no memory is needed. */
 static void test_verify_of_one_rank_compares_nothing(void **state)
 {
     struct rk_test_model test;

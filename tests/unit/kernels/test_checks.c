@@ -1,5 +1,5 @@
-/* Goal: every operator refuses arguments that do not fit, naming operator, argument, value and expectation,
- * and does nothing for an empty call. Method: from arguments that work, one thing is broken at a time. */
+/* Goal: every operator refuses invalid arguments, naming operator, argument, value and expectation, and does
+ * nothing for an empty call. Method: valid arguments with one change at a time. */
 #include "base/rk_alloc.h"
 #include "kernels/rk_kernels.h"
 #include "tests/support/test.h"
@@ -356,7 +356,7 @@ static void test_attn_varlen_bad_arguments_fail(void **state)
     BAD(rk_attn_varlen_bwd, bwd, "attn_varlen_bwd: dk aliases k", dk.data = bwd.fwd.k.data);
 }
 
-/* Values and results share a width that is not that of queries and keys. */
+/* Values and results have the same width, which differs from that of queries and keys. */
 static void test_attn_varlen_bad_value_widths_fail(void **state)
 {
     struct rk_attn_varlen_bwd_args bwd = good_attention();
@@ -451,7 +451,7 @@ static void test_paged_bad_arguments_fail(void **state)
     BAD(rk_attn_paged, paged, "attn_paged: scale=nan, expected finite", scale = NAN);
 }
 
-/* Values of a width of their own, and a cache of one tensor. */
+/* Values with a different width, and a cache of one tensor. */
 static void test_paged_bad_value_widths_fail(void **state)
 {
     struct rk_kv_write_args write = {.k_cache = t4(F32, 3, 1, 4, 8),
@@ -754,7 +754,7 @@ static void test_gemm_no_inner_dimension_scales_c(void **state)
     assert_true(c[1] == 26.0f); /* 2 (2 * 5 + 2) + 2 */
 }
 
-/* Goal: empty calls are legal, also with tensors that have no memory at all, and leave accumulators alone. */
+/* Goal: empty calls are legal, also with tensors without memory, and leave accumulators unchanged. */
 static void test_operators_empty_call_does_nothing(void **state)
 {
     rk_tensor_t empty_2d = rk_tensor_2d(NULL, F32, 0, 4), no_ints = rk_tensor_1d(NULL, I32, 0);

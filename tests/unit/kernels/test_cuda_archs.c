@@ -1,4 +1,4 @@
-/* Goal: the plug-in knows which GPUs its code runs on, without a GPU. */
+/* Goal: the plug-in's test of supported GPUs is right; needs no GPU. */
 #include "tests/support/test.h"
 
 #include "kernels/cuda/archs.h"

@@ -1,5 +1,5 @@
-/* Goal: which attention kernel a call takes, and the workspace that is planned for it, are right for GPUs
- * that nobody has at hand. Host code only: no GPU is needed. */
+/* Goal: the choice of the attention kernel and its planned workspace are right for all GPU types. Host code
+ * only: no GPU is needed. */
 #include "tests/support/test.h"
 
 #include "kernels/cuda/attention/attn.h"
@@ -23,8 +23,9 @@ static struct rk_cuda_attn_paged_args make_args(int32_t heads, int32_t kv_heads,
     };
 }
 
-/* Goal: no step takes more than is planned for the largest, however its tokens fall into sequences; and one
- * takes it. Method: every number of sequences, with the most tokens that still are a decode step. */
+/* Goal: no step needs more workspace than planned for the largest step, for any distribution of its tokens to
+ * sequences, and one step needs all of it. Method: every number of sequences, with the most tokens that still
+ * are a decode step. */
 static void test_attn_paged_plan_is_most_of_all_steps(void **state)
 {
     static const struct {
@@ -61,8 +62,8 @@ static void test_attn_paged_plan_is_most_of_all_steps(void **state)
     }
 }
 
-/* Goal: a head size whose kernels do not fit into a block's shared memory takes another kernel, it does not
- * fail. 99 KiB: compute capability 8.6 and 8.9; 163: 8.0; 227: 9.0. */
+/* Goal: a head size whose kernels do not fit into a block's shared memory uses another kernel instead of
+ * failing. 99 KiB: compute capability 8.6 and 8.9; 163: 8.0; 227: 9.0. */
 static void test_attn_kernel_fits_the_gpu(void **state)
 {
     static const struct {
@@ -84,7 +85,8 @@ static void test_attn_kernel_fits_the_gpu(void **state)
     }
 }
 
-/* Goal: keys and values of two widths take the kernel without tensor cores, in all passes: no workspace. */
+/* Goal: keys and values of different widths use the kernel without tensor cores, in all passes: no
+ * workspace. */
 static void test_attn_unequal_widths_take_the_simple_kernel(void **state)
 {
     struct rk_cuda_attn_paged_args args = make_args(8, 8, 128, 4096);
@@ -112,7 +114,7 @@ static struct rk_attn_varlen_bwd_args varlen_of(rk_dtype_t dtype, int64_t head_d
                                                     .scale = 1.0F}};
 }
 
-/* Goal: widths that no kernel has are refused by the name of the tensors, before anything is taken. */
+/* Goal: widths that no kernel supports are refused with the names of the tensors, before any allocation. */
 static void test_attn_widths_beyond_kernels_are_refused(void **state)
 {
     struct rk_attn_varlen_bwd_args args = varlen_of(RK_DTYPE_BF16, 192, 128);

@@ -1,6 +1,6 @@
-/* Goal: every choice of the kernel for products with few rows has the bits of gemm_chain.cu, whatever the
- * sizes, or with K in parts those of their sum. Method: random operands in padded matrices, all choices that
- * take the product, memory around C untouched. */
+/* Goal: every choice of the kernel for products with few rows has the bits of gemm_chain.cu, for all sizes,
+ * or, with K in parts, those of the sum of the parts. Method: random operands in padded matrices, all choices
+ * that support the product, memory around C unchanged. */
 #include "tests/support/test.h"
 
 #include <stdio.h>
@@ -15,7 +15,7 @@
 #define EXIT_SKIPPED 77
 #define MAX_ROWS     128
 #define MAX_COLS     4096
-#define PADDING      8 /* elements behind every row */
+#define PADDING      8 /* elements after every row */
 
 static struct rk_cuda_device *dev;
 static struct rk_cuda_stream *stream;
@@ -38,7 +38,7 @@ static void *take(size_t bytes)
     return memory;
 }
 
-/* Normal numbers, a block of them repeated; its size is prime, so that no two rows are alike. On the stream
+/* Normal numbers, a block of them repeated; its size is prime, so that no two rows are equal. On the stream
  * of the products: cudaMemcpy() from pageable memory may return before the last bytes have arrived. */
 static void randomize(void *device, size_t count, uint64_t stream_no)
 {
@@ -70,10 +70,10 @@ static rk_tensor_t padded(void *data, int64_t rows, int64_t cols)
     return rk_tensor_cols(rk_tensor_2d(data, RK_DTYPE_BF16, rows, cols + PADDING), 0, cols);
 }
 
-/* Instead of a choice. */
+/* Values used instead of a choice. */
 enum { CHAIN = -1, OPERATOR = -2 };
 
-/* C, with what stands around it, after a run. */
+/* Returns C and the memory around it after a run. */
 static void run_parts(struct rk_gemm_args args, int choice, int num_parts, uint16_t *out, size_t count)
 {
     assert_int_equal(cudaMemsetAsync(args.c.data, 0xee, 2 * count, stream->stream), cudaSuccess);
@@ -92,7 +92,7 @@ static void run(struct rk_gemm_args args, int choice, uint16_t *out, size_t coun
     run_parts(args, choice, 1, out, count);
 }
 
-/* Where time is short every fifth choice is run, others for other cases. */
+/* In short test runs every fifth choice is tested, with a different offset for each case. */
 static int choice_step(void)
 {
     return rk_test_is_quick() ? 5 : 1;
@@ -212,7 +212,7 @@ static void check_parts(struct rk_gemm_args args, int num_parts)
     rk_free(actual);
 }
 
-/* Goal: with K in parts the bits are those of the sum of the parts' chains, whatever the tile; fast takes
+/* Goal: with K in parts the bits are those of the sum of the parts' chains, for every tile; fast numerics use
  * them.
  */
 static void test_gemm_small_parts_have_bits_of_their_sum(void **state)
@@ -237,7 +237,7 @@ static void test_gemm_small_parts_have_bits_of_their_sum(void **state)
             continue;
         check_parts(args, 2);
         check_parts(args, 4);
-        if (i == RK_ARRAY_LEN(parts_cases) - 1) { /* the operator in fast */
+        if (i == RK_ARRAY_LEN(parts_cases) - 1) { /* the operator with fast numerics */
             size_t count = (size_t)(test->m * test->n);
             uint16_t *expected = rk_calloc(count, 2), *actual = rk_calloc(count, 2);
 
@@ -254,7 +254,7 @@ static void test_gemm_small_parts_have_bits_of_their_sum(void **state)
     rk_cuda_device_ops.free(dev, c);
 }
 
-/* Goal: ended with swiglu, every choice has the bits of the chain and swiglu after it. */
+/* Goal: with a fused swiglu, every choice has the bits of the chain followed by swiglu. */
 static void test_gemm_small_swiglu_has_bits_of_its_parts(void **state)
 {
     static const struct gemm_case swiglu_cases[] = {{64, 1040, 512, false}, {9, 208, 136, false}};
@@ -341,7 +341,7 @@ static void check_operator(int64_t n, int64_t k)
     assert_ok(rk_cuda_device_ops.reserve(dev, stream, &workspace));
     randomize(a, (size_t)(M * k), 4);
     randomize(b, (size_t)(n * k), 5);
-    for (int64_t m = M / 2; m <= M; m += M / 2) { /* 32 is first seen in a graph, 64 is not */
+    for (int64_t m = M / 2; m <= M; m += M / 2) { /* 32 is used first in a graph, 64 is not */
         args.c.shape[0] = args.a.shape[0] = m;
         count = (size_t)(m * n);
         for (int i = m == M; i < 4; i++) {
@@ -362,9 +362,9 @@ static void check_operator(int64_t n, int64_t k)
     rk_cuda_device_ops.free(dev, c);
 }
 
-/* Goal: the operator may take the kernel or not, the bits stay; what it found out for one product is not used
- * for another one of the same plan that the kernel does not take. Method: first in a graph, where nothing can
- * be timed, then at once, with another factor, and in a graph again. */
+/* Goal: the operator's bits are the same with and without this kernel; its choice for one product is not used
+ * for another product of the same plan that the kernel does not support. Method: first in a graph, where
+ * timing is impossible, then directly, with another factor, and in a graph again. */
 static void test_gemm_small_operator_has_bits_of_chain(void **state)
 {
     (void)state;
@@ -376,7 +376,7 @@ static void test_gemm_small_operator_has_bits_of_chain(void **state)
         check_operator(1536, 4096);
 }
 
-/* Goal: what the kernel does not take is refused before it is run. */
+/* Goal: products that the kernel does not support are refused before a launch. */
 static void test_gemm_small_other_products_have_no_choices(void **state)
 {
     void *nowhere = (void *)(uintptr_t)4096;

@@ -1,5 +1,5 @@
-/* Goal: the device wrapper accounts memory, refuses what cannot work, and finds leaks; the table of backends
- * takes complete backends only. */
+/* Goal: the device wrapper accounts for memory, refuses invalid calls, and finds leaks; the table of backends
+ * accepts complete backends only. */
 #include "tests/support/test.h"
 
 #include "base/rk_alloc.h"
@@ -149,7 +149,7 @@ static void test_device_alloc_beyond_limit_is_device_oom(void **state)
     rk_device_close(device);
 }
 
-/* Goal: a range counts while it has memory, and only once; the limit holds for it as for an allocation. */
+/* Goal: a range counts while it is committed, and only once; the limit applies to it as to an allocation. */
 static void test_device_range_counts_while_it_is_committed(void **state)
 {
     struct rk_device *device = open_with_limit(3 * RK_RANGE_GRANULE);
@@ -195,7 +195,7 @@ static void test_dry_device_counts_ranges(void **state)
     rk_device_close(dry);
 }
 
-/* Goal: the backend's own exhaustion has the same face, and leaves nothing behind. */
+/* Goal: exhaustion in the backend gives the same error, and nothing remains allocated. */
 static void test_device_alloc_heap_exhausted_is_device_oom(void **state)
 {
     struct rk_device *device = open_with_limit(0);
@@ -215,7 +215,7 @@ static void test_device_alloc_heap_exhausted_is_device_oom(void **state)
     rk_device_close(device);
 }
 
-/* Goal: an operator that cannot get its scratch says so and works the next time. */
+/* Goal: an operator that cannot allocate its workspace fails and succeeds the next time. */
 static void test_kernel_scratch_exhausted_fails_once(void **state)
 {
     struct rk_device *device = open_with_limit(0);
@@ -264,8 +264,8 @@ static struct rk_status *watch(void *user)
     return *(const bool *)user ? RK_FAIL(RK_ABORTED, "a peer is gone") : NULL;
 }
 
-/* Goal: work that ended because of something else than the device is not taken for done. Method: a watch that
- * first finds nothing, then something, then is taken away. */
+/* Goal: work that ended because of an error outside the device is not reported as done. Method: a watch
+ * function that first reports nothing, then an error, then is removed. */
 static void test_device_watch_speaks_when_a_stream_is_synchronised(void **state)
 {
     struct rk_device *device = open_with_limit(0);
@@ -315,7 +315,8 @@ static void count_leaks(rk_log_level_t level, const char *line, void *user)
         ++*(int *)user;
 }
 
-/* Goal: a leak is logged with its name; debug builds stop there. Method: in a child, since it may abort. */
+/* Goal: a leak is logged with its name; debug builds abort. Method: in a child process, since it may
+ * abort. */
 static void test_device_close_with_leak_is_loud(void **state)
 {
     int wait_status;
@@ -343,7 +344,7 @@ static void test_device_close_with_leak_is_loud(void **state)
 #endif
 }
 
-/* --- a backend of our own: it notes what it is asked for --- */
+/* --- a test backend that records its calls --- */
 
 static int opened_index;
 
@@ -518,7 +519,7 @@ static void test_device_register_new_backend_opens_by_index(void **state)
 
 /* --- dry runs --- */
 
-/* Open ones of the first that a process has. */
+/* The number of open file descriptors among the first ones. */
 static int count_fds(void)
 {
     int count = 0;
@@ -542,8 +543,8 @@ static struct rk_status *sum_squares_limit(const void *dev, const struct rk_sum_
     return NULL;
 }
 
-/* Goal: code that runs on a dry device takes no memory, its need is on record, and what the backend
- * lacks is refused. */
+/* Goal: code that runs on a dry device allocates nothing, its need is recorded, and operators that the
+ * backend lacks are refused. */
 static void test_dry_device_counts_memory_and_workspace(void **state)
 {
     static const struct rk_workspace_ops workspace = {.sum_squares = sum_squares_workspace};
@@ -603,7 +604,7 @@ static void test_dry_device_counts_memory_and_workspace(void **state)
     assert_int_equal(count_fds(), num_fds);
 }
 
-/* Goal: what is free is what the limit leaves, and what the backend says when that is less. */
+/* Goal: the free memory is the rest of the limit, or the backend's value if that is smaller. */
 static struct rk_status *little_free(void *dev, uint64_t *out_bytes)
 {
     (void)dev;
@@ -622,7 +623,7 @@ static void test_device_free_bytes_is_the_smaller_bound(void **state)
     (void)state;
     assert_ok(rk_device_alloc(device, &ptr, 400, "block"));
     assert_int_equal(rk_device_free_bytes(device), 600);
-    assert_true(rk_device_shared_free_bytes(device) > 1000); /* the limit is this process's alone */
+    assert_true(rk_device_shared_free_bytes(device) > 1000); /* the limit applies to this process only */
     rk_device_free(device, ptr);
     rk_device_close(device);
 

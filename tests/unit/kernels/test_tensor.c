@@ -1,4 +1,4 @@
-/* Goal: views address the elements that their names say. */
+/* Goal: views address the elements given by their names. */
 #include "base/rk_alloc.h"
 
 #include "kernels/rk_tensor.h"

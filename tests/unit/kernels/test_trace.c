@@ -1,4 +1,4 @@
-/* Traces on the CPU, whose times can be held against the host's clock. */
+/* Traces on the CPU, whose times can be compared with the host's clock. */
 #include "kernels/rk_trace.h"
 
 #include <pthread.h>
@@ -89,8 +89,8 @@ static void assert_within(const struct rk_json *inner, const struct rk_json *out
                 real_of(outer, "ts") + real_of(outer, "dur") + 1e-3);
 }
 
-/* Goal: operators and copies are kept with name, kind and bytes, within the phases around them, at the times
- * of the host's clock. */
+/* Goal: operators and copies are recorded with name, kind and bytes, within the phases around them, at the
+ * times of the host's clock. */
 static void test_trace_spans_nest_and_have_the_hosts_times(void **state)
 {
     int64_t begin_ns, middle_ns, end_ns;
@@ -99,7 +99,7 @@ static void test_trace_spans_nest_and_have_the_hosts_times(void **state)
     struct rk_json *events;
 
     (void)state;
-    run_operator(stream); /* not kept: there is no trace yet */
+    run_operator(stream); /* not recorded: there is no trace yet */
     assert_null(rk_stream_trace(stream));
     assert_ok(rk_trace_create(&trace, device, 1000));
     assert_ptr_equal(rk_stream_trace(stream), trace);
@@ -153,7 +153,7 @@ static void test_trace_spans_nest_and_have_the_hosts_times(void **state)
     assert_null(rk_stream_trace(stream));
 }
 
-/* Goal: a trace that is full counts what it drops, and what it has stays whole. */
+/* Goal: a full trace counts dropped events, and the recorded events stay complete. */
 static void test_trace_drops_and_counts_beyond_its_size(void **state)
 {
     struct rk_trace *trace;
@@ -177,7 +177,8 @@ static void test_trace_drops_and_counts_beyond_its_size(void **state)
     rk_trace_destroy(trace);
 }
 
-/* Goal: many spans, in several flushes, deeper than the trace looks, and on a stream that ends meanwhile. */
+/* Goal: many spans, over several flushes, deeper than the trace's limit, and on a stream that is destroyed
+ * meanwhile, are handled. */
 static void test_trace_survives_many_deep_and_gone(void **state)
 {
     struct rk_stream *short_lived;
@@ -192,7 +193,7 @@ static void test_trace_survives_many_deep_and_gone(void **state)
         rk_trace_begin_phase(stream, "deep");
     for (int i = 0; i < 40; i++)
         rk_trace_end_phase(stream);
-    rk_trace_end_phase(stream); /* one too many: begun before the trace was */
+    rk_trace_end_phase(stream); /* one more than was begun: the phase began before the trace */
     assert_ok(rk_stream_create(&short_lived, device, "short"));
     run_operator(short_lived);
     rk_trace_begin_phase(short_lived, "never ends");
@@ -216,7 +217,7 @@ static void *run_elsewhere(void *user)
     return NULL;
 }
 
-/* Goal: what another thread runs is not kept, and disturbs nothing. */
+/* Goal: operators of another thread are not recorded and have no effect on the trace. */
 static void test_trace_ignores_other_threads(void **state)
 {
     struct rk_trace *trace;
@@ -232,8 +233,8 @@ static void test_trace_ignores_other_threads(void **state)
     rk_trace_destroy(trace);
 }
 
-/* Goal: what is recorded into a graph has no time, and a flush meanwhile leaves the recording alone; its
- * launches are events. */
+/* Goal: operators captured into a graph have no time, and a flush during the capture does not disturb it; the
+ * graph's launches are events. */
 static void test_trace_of_graphs_has_their_launches(void **state)
 {
     struct rk_device_config config = {.struct_size = sizeof(config), .name = "graphs:0", .num_threads = 1};

@@ -93,13 +93,13 @@ static size_t value_bytes(ProtobufCType type)
     }
 }
 
-/* What rankd does not take: bytes in meta, chunks outside of rk_stream. */
+/* Fields that rankd refuses: bytes in meta, chunks outside of rk_stream. */
 static bool is_refused(const ProtobufCFieldDescriptor *field)
 {
     return strcmp(field->name, "raw") == 0 || strcmp(field->name, "chunk") == 0;
 }
 
-/* Fields without which the message would be refused, or be the same as none at all. */
+/* Fields without which the message would be refused, or would equal an absent message. */
 static bool is_needed(const ProtobufCMessageDescriptor *descriptor, const ProtobufCFieldDescriptor *field)
 {
     return field == &descriptor->fields[0] || strcmp(field->name, "dtype") == 0 ||

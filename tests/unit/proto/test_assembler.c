@@ -1,4 +1,4 @@
-/* The bookkeeping of chunks: every order that is legal is accepted, everything else is refused by name. */
+/* The bookkeeping of chunks: all valid orders are accepted, everything else is refused by name. */
 #include "tests/support/test.h"
 
 #include "base/rk_compiler.h"
@@ -29,8 +29,8 @@ static const struct {
     const char *label;
     int num_steps;
     struct step steps[MAX_STEPS];
-    const char *step_error;     /* of the last step; NULL: all are accepted */
-    const char *complete_error; /* when all are accepted; NULL: complete */
+    const char *step_error;     /* error of the last step; NULL: all are accepted */
+    const char *complete_error; /* error of the check for completeness if all are accepted; NULL: complete */
 } cases[] = {
     {"one chunk a tensor", 3, {{0, 0, 40}, {1, 0, 32}, {3, 0, 4}}, NULL, NULL},
     {"tensors in another order", 3, {{3, 0, 4}, {1, 0, 32}, {0, 0, 40}}, NULL, NULL},

@@ -1,6 +1,5 @@
-/* Every message of rk_messages.h: random ones survive the way from protobuf-c's encoding to plain structs and
- * back byte for byte (so no field is lost or mistyped), and named fields arrive in the members that are named
- * like them. */
+/* Every message of rk_messages.h: random ones round-trip from protobuf-c's encoding to plain structs and back
+ * byte for byte (so no field is lost or mistyped), and fields are stored in the members of the same name. */
 #include "tests/support/test.h"
 
 #include "grpc/health/v1/health.pb-c.h"
@@ -465,7 +464,7 @@ static void test_pack_execute_response_selects_the_member_of_its_kind(void **sta
     check_response(
         &(struct rk_execute_response){.kind = RK_RESPONSE_WINDOW, .window_allow_up_to = 1ull << 40},
         RANKD__V1__EXECUTE_RESPONSE__M_WINDOW);
-    /* A member without content is there nevertheless. */
+    /* A member without content is present nevertheless. */
     check_response(&(struct rk_execute_response){.kind = RK_RESPONSE_PROGRESS},
                    RANKD__V1__EXECUTE_RESPONSE__M_PROGRESS);
     check_response(

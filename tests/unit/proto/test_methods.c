@@ -1,4 +1,4 @@
-/* The method, column, option and RPC tables, and the checks that derive from them. */
+/* The method, column, option and RPC tables, and the checks derived from them. */
 #include "tests/support/test.h"
 
 #include "base/rk_compiler.h"
@@ -54,7 +54,7 @@ static void check_run_of_options(const char *set, const struct rk_option_schema 
     assert_int_equal(found, count);
 }
 
-/* The runs are found by counting; this looks every row up by the name of its set. */
+/* The product finds the runs by counting; this test looks up every row by the name of its set. */
 static void test_methods_have_the_rows_of_their_sets(void **state)
 {
     static const struct {
@@ -243,7 +243,7 @@ static void test_check_role_of_an_alias(void **state)
     }
 }
 
-/* Goal: a role has one method of a name, whether that is the method's own or an alias. */
+/* Goal: within a role each name or alias identifies one method. */
 static void test_aliases_mean_one_method_a_role(void **state)
 {
     (void)state;

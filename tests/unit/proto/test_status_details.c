@@ -1,4 +1,5 @@
-/* grpc-status-details-bin: our statuses survive, foreign and broken details leave code and message. */
+/* grpc-status-details-bin: rankd's statuses round-trip; foreign and malformed details leave code and message
+ * unchanged. */
 #include "tests/support/test.h"
 
 #include "base/rk_compiler.h"
@@ -41,8 +42,8 @@ static void test_round_trip_keeps_the_reason(void **state)
     rk_str_fini(&packed);
 }
 
-/* Goal: each detail is the one of google.rpc, in the order reason, field, retry; and none changes what a
- * client of ours reads. */
+/* Goal: the details are those of google.rpc, in the order reason, field, retry, and do not change the status
+ * that rankd's client reads. */
 static void test_pack_has_what_is_known(void **state)
 {
     struct rk_status *st = RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "shape[0]=-1 is negative");
@@ -81,7 +82,7 @@ static void test_pack_has_what_is_known(void **state)
     rk_str_fini(&packed);
 }
 
-/* Goal: where the failure is not the request's, the field that was looked at is not called a bad one. */
+/* Goal: if the failure is not caused by the request, its field is not reported as a field violation. */
 static void test_pack_of_another_code_has_no_bad_request(void **state)
 {
     struct rk_status *st = RK_FAIL_REASON(RK_FAILED_PRECONDITION, "WRONG_INCARNATION", "restarted");
@@ -123,7 +124,7 @@ static void test_pack_long_message_is_cut_between_characters(void **state)
     Google__Rpc__Status *got;
 
     (void)state;
-    rk_str_append(&text, "x"); /* so that the limit falls into the middle of a character */
+    rk_str_append(&text, "x"); /* so that the limit is in the middle of a character */
     while (text.bytes < 2 * RK_LIMIT_STATUS_TEXT_BYTES)
         rk_str_append(&text, "\xc3\xa4");
     st = rk_status_from_wire(RK_INTERNAL, NULL, text.text);

@@ -1,4 +1,5 @@
-/* The hand-written chunk codec against protobuf-c, both ways, over buffers cut into slices of any size. */
+/* The hand-written chunk codec against protobuf-c, in both directions, over buffers split into slices of any
+ * size. */
 #include "tests/support/test.h"
 
 #include "base/rk_alloc.h"
@@ -114,7 +115,7 @@ static void test_encode_chunk_is_what_protobuf_reads(void **state)
     }
 }
 
-/* Writes the fields of a chunk in a random order, some of them left out, some unknown ones between. */
+/* Writes the fields of a chunk in a random order, some of them omitted, with unknown fields in between. */
 static void write_foreign_chunk(struct rk_str *out, const struct rk_tensor_chunk *chunk, const void *data,
                                 size_t bytes, struct rk_rng *rng)
 {
@@ -290,7 +291,7 @@ static void test_read_broken_messages_are_refused_however_they_are_sliced(void *
     }
 }
 
-/* Data of a chunk at the limit and one byte beyond. */
+/* Goal: data of a chunk at the limit is accepted, one byte more is refused. */
 static void test_read_chunk_size_limit(void **state)
 {
     uint8_t *data = rk_malloc(RK_LIMIT_CHUNK_BYTES_MAX + 1);

@@ -1,5 +1,5 @@
-/* Hostile and foreign bytes: what may not pass is refused by name before it costs memory, what an honest
- * foreign encoder may send passes. Limits are tested at N and N + 1. */
+/* Malicious and foreign bytes: invalid messages are refused by name before memory is allocated, and valid
+ * messages of other encoders are accepted. Limits are tested at N and N + 1. */
 #include "tests/support/test.h"
 
 #include "base/rk_compiler.h"
@@ -213,7 +213,7 @@ static void test_unpack_wrong_wire_type_is_refused(void **state)
     rk_str_fini(&header);
 }
 
-/* Every prefix of a rich message is either refused or a message of its own; none may crash or leak. */
+/* Every prefix of a message with all fields is either refused or a valid message; none may crash or leak. */
 static void test_unpack_every_prefix_and_every_flipped_byte_is_survived(void **state)
 {
     static const int64_t shape[] = {2, 300};
@@ -277,7 +277,7 @@ static void test_unpack_random_bytes_are_survived(void **state)
     }
 }
 
-/* --- legal bytes that our own encoder does not write --- */
+/* --- valid bytes that rankd's encoder does not write --- */
 
 static void test_unpack_foreign_encodings_are_accepted(void **state)
 {
@@ -285,7 +285,7 @@ static void test_unpack_foreign_encodings_are_accepted(void **state)
     struct rk_str micro = {0}, mini = {0}, plan = {0}, header = {0}, bytes = {0}, packed = {0};
 
     (void)state;
-    /* rows packed, then one by one; fields in falling order; an unknown field of each wire type */
+    /* rows packed, then one by one; fields in descending order; an unknown field of each wire type */
     put_number(&micro, 2, 50);
     put_varint(&packed, 4);
     put_varint(&packed, 300);
@@ -343,7 +343,7 @@ static void fill_nested_unknown(struct rk_str *header, int64_t count)
 
 static void fill_repeated_seq(struct rk_str *header, int64_t count)
 {
-    for (int64_t i = 0; i <= count; i++) /* the first one is no repetition */
+    for (int64_t i = 0; i <= count; i++) /* the first one is not a repetition */
         put_number(header, 3, (uint64_t)i);
 }
 
@@ -487,7 +487,7 @@ static void test_unpack_message_size_limit(void **state)
     static char zeros[4096];
 
     (void)state;
-    /* The length of the whole message is a message of its own: an unknown field that fills it to the byte. */
+    /* The limit on the length of the whole message: an unknown field fills the message to the exact byte. */
     for (int extra = 0; extra < 2; extra++) {
         size_t payload = RK_LIMIT_MESSAGE_BYTES - 6 + (size_t)extra;
 
@@ -526,8 +526,8 @@ static void test_unpack_into_full_arena_is_resource_exhausted(void **state)
     rk_arena_destroy(small);
 }
 
-/* The result is compact: a flood that is just legal costs the arena tens of bytes an entry, not protobuf-c's
- * hundreds. */
+/* The result is compact: the largest valid number of entries needs tens of bytes per entry in the arena, not
+ * hundreds as in protobuf-c. */
 static void test_unpack_legal_flood_stays_small_in_the_arena(void **state)
 {
     struct rk_str header = {0};

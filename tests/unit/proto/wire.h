@@ -1,4 +1,4 @@
-/* Writes protobuf by hand, so that tests can send what no encoder would. */
+/* Writes protobuf by hand, so that tests can send bytes that no encoder produces. */
 #ifndef RK_TEST_WIRE_H
 #define RK_TEST_WIRE_H
 

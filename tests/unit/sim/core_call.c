@@ -14,9 +14,9 @@
 #include "tests/unit/sim/core.h"
 
 #define DETAILS_KEY "grpc-status-details-bin"
-#define SLICES_MAX  3 /* that a received message is in */
+#define SLICES_MAX  3 /* slices of a received message */
 
-/* A connection, once there is one. */
+/* A channel with its connection, once it is established. */
 struct grpc_channel {
     struct sim_process *process;
     int32_t rank;
@@ -54,7 +54,7 @@ static struct rk_str read_buffer(grpc_byte_buffer *buffer)
     return bytes;
 }
 
-/* In several slices, as frames bring it. */
+/* In several slices, as received in frames. */
 static grpc_byte_buffer *make_buffer(const struct rk_str *bytes)
 {
     size_t num_slices = 1 + sim_random(SLICES_MAX), begin = 0;
@@ -149,11 +149,11 @@ static void give_status(grpc_call *call)
             (grpc_metadata){.key = grpc_slice_from_static_string(DETAILS_KEY),
                             .value = grpc_slice_from_static_buffer(call->details.text, call->details.bytes)};
     }
-    batch->ok = true; /* whatever became of the others */
+    batch->ok = true; /* also if other operations failed */
     finish_op(call, batch, true);
 }
 
-/* Whatever can be given back now. The status comes after all messages. */
+/* Completes all operations that can be completed now. The status comes after all messages. */
 static void advance(grpc_call *call)
 {
     bool is_empty;
@@ -227,7 +227,7 @@ void sim_call_take(grpc_call *call, struct sim_packet *packet)
     advance(call);
 }
 
-/* --- what is sent --- */
+/* --- sending --- */
 
 static void post(grpc_call *call, const struct sim_packet *packet)
 {
@@ -296,7 +296,7 @@ struct sent {
     struct sim_batch *batch;
 };
 
-/* What was sent has left the process. */
+/* The sent data has left the process. */
 static void on_sent(void *user, uint64_t ok)
 {
     struct sent *sent = user;
@@ -385,7 +385,7 @@ static void fail_call(void *user, uint64_t code)
     free_call(call);
 }
 
-/* What it sends goes nowhere. */
+/* The call's data is not sent anywhere. */
 static void leave_unconnected(grpc_call *call, int64_t fails_ns)
 {
     call->stream = sim_alloc(sizeof(*call->stream));

@@ -1,4 +1,4 @@
-/* Completion queues, and what is left of gRPC's start and end. */
+/* Completion queues, and gRPC's initialization and shutdown. */
 #include <grpc/grpc.h>
 #include <grpc/support/time.h>
 
@@ -15,7 +15,7 @@ grpc_event __wrap_grpc_completion_queue_next(grpc_completion_queue *queue, gpr_t
 void __wrap_grpc_completion_queue_shutdown(grpc_completion_queue *queue);
 void __wrap_grpc_completion_queue_destroy(grpc_completion_queue *queue);
 
-/* The test has called the real one, for slices and buffers. */
+/* The test has called the real function, for slices and buffers. */
 void __wrap_grpc_init(void)
 {
 }

@@ -54,7 +54,7 @@ void *__wrap_grpc_server_register_method(grpc_server *server, const char *path, 
     (void)host;
     (void)payload;
     (void)flags;
-    return (void *)(uintptr_t)path; /* of the table of RPCs: it stays */
+    return (void *)(uintptr_t)path; /* path is an entry of the RPC table and remains valid */
 }
 
 void __wrap_grpc_server_start(grpc_server *server)

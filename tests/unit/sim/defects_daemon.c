@@ -1,5 +1,5 @@
-/* What is broken on purpose in the daemon: linked over its functions (CMakeLists.txt). And what is held
- * against each lease that it grants. */
+/* Deliberate defects in the daemon, linked in place of its functions (CMakeLists.txt), and a check of each
+ * lease that it grants. */
 #include "base/rk_time.h"
 #include "daemon/lease_internal.h"
 #include "daemon/requests_internal.h"
@@ -45,7 +45,7 @@ struct rk_status *__wrap_rk_lease_check_acquire(const struct rk_lease *lease, in
     return __real_rk_lease_check_acquire(lease, now_ms, &forced);
 }
 
-/* Goal: no lease that lives goes to another driver that does not take it over. */
+/* Checks that an active lease is granted to another driver only by a takeover. */
 void __wrap_rk_lease_grant(struct rk_lease *lease, int64_t now_ms,
                            const struct rk_acquire_lease_request *request, int64_t default_ttl_ms,
                            const uint8_t id[RK_LEASE_ID_BYTES])

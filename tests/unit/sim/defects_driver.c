@@ -1,4 +1,4 @@
-/* What is broken on purpose in the driver: linked over its functions (CMakeLists.txt). */
+/* Deliberate defects in the driver, linked in place of its functions (CMakeLists.txt). */
 #include <string.h>
 
 #include "base/rk_alloc.h"
@@ -17,7 +17,7 @@ struct rk_status *__wrap_rk_call_stream_take_error(struct rk_call_stream *stream
 struct rk_status *__real_rk_turns_wait(struct rk_turns *turns, struct rk_invocation *inv);
 struct rk_status *__wrap_rk_turns_wait(struct rk_turns *turns, struct rk_invocation *inv);
 
-/* As it was before the exchange, under another request_id. */
+/* Resets the call to its state before the exchange, with another request_id. */
 static void renew(struct rk_invocation *inv)
 {
     for (int32_t rank = 0; rank < inv->num_ranks; rank++) {

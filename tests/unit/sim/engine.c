@@ -1,6 +1,6 @@
 /* The engine of a simulated daemon (worker/rk_worker.h). The ranks of a call meet, as in a collective, and
  * each applies the mutation when its part of the call ends. Communicators break when a rank dies, when one is
- * asked to abort them, or when one fails alone. */
+ * told to abort them, or when one fails alone. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #include "tests/unit/sim/host.h"
 #include "daemon/operation_internal.h"
 
-#define STUCK_MS 25000 /* the watchdog's patience with a collective */
+#define STUCK_MS 25000 /* the watchdog's limit for a collective */
 
 static const struct {
     const char *name;
@@ -81,7 +81,7 @@ static void lose_comm(struct sim_host *host, struct rk_status *why)
         rk_status_free(why);
 }
 
-/* A peer's connection has ended. */
+/* Called when a peer's connection has ended. */
 static void notice_break(void *user, uint64_t world)
 {
     struct sim_host *host = user;
@@ -100,7 +100,7 @@ static void break_world(uint64_t world)
     }
 }
 
-/* --- what jobs do --- */
+/* --- execution of jobs --- */
 
 /* Applies the mutation on one rank. */
 static void apply(struct sim_host *host, uint64_t tag)
@@ -134,7 +134,7 @@ static void save(struct sim_host *host, const struct sim_call *call)
     sim->is_saved[call->step][call->role] = true;
 }
 
-/* Each row's answer is made from the row. */
+/* Each row's response is computed from the row. */
 static struct rk_status *generate(struct rk_job *job)
 {
     int64_t shape[2], num_rows = rk_batch_num_rows(job->call.input);
@@ -220,7 +220,7 @@ static bool all_are_here(struct sim_host *host, const struct sim_job *job)
     return true;
 }
 
-/* All have been asked to stop, so they agree to. */
+/* Whether all ranks have been told to stop and can agree to stop. */
 static bool all_are_flagged(const struct sim_job *job)
 {
     for (int32_t rank = 0; rank < SIM_RANKS; rank++) {
@@ -349,7 +349,7 @@ void rk_worker_submit(struct rk_worker *worker, struct rk_job *job)
         look_later(host);
 }
 
-/* A job whose ranks have met may be past the place where it could be stopped. */
+/* A job whose ranks have all started may be past the point at which it can be stopped. */
 static bool can_abort(const struct sim_job *job)
 {
     return !job->has_met || sim_random(2) == 0;

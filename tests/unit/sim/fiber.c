@@ -1,5 +1,5 @@
-/* Threads as fibers, and what threads wait with: conditions, joins, sleeps, clocks. The functions that begin
- * with __wrap_ are linked in the place of those of libc and base/ (CMakeLists.txt). */
+/* Threads as fibers, and the functions with which threads wait: conditions, joins, sleeps, clocks. The
+ * functions that begin with __wrap_ replace those of libc and base/ (CMakeLists.txt). */
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
@@ -30,13 +30,13 @@ struct sim_fiber {
     struct sim_process *process;
     void *(*run)(void *user);
     void *user, *result;
-    uint64_t sleep;        /* number of the present one, 0: it does not sleep */
+    uint64_t sleep;        /* number of the current sleep; 0: not sleeping */
     const void *waits_for; /* a condition */
     bool is_woken, is_done;
     void *fake_stack, *tsan;
 };
 
-/* Stacks are used again. */
+/* Stacks are reused. */
 static char *pool[POOL_MAX];
 static int num_pooled;
 
@@ -46,7 +46,7 @@ static const void *scheduler_stack;
 static size_t scheduler_stack_bytes;
 static uint64_t num_sleeps;
 
-/* --- switching; what sanitizers need to know of it --- */
+/* --- switching, with annotations for sanitizers --- */
 
 static void before_switch(void **save, const void *stack, size_t bytes, void *tsan)
 {
@@ -161,7 +161,7 @@ struct sim_fiber *sim_fiber_start(struct sim_process *process, void *(*run)(void
     fiber->context.uc_stack.ss_sp = fiber->stack;
     fiber->context.uc_stack.ss_size = STACK_BYTES;
     makecontext(&fiber->context, begin, 0);
-    fiber->context.uc_stack.ss_size = 0; /* AddressSanitizer would clear what it knows of it at each switch */
+    fiber->context.uc_stack.ss_size = 0; /* AddressSanitizer would clear its shadow memory at each switch */
     sim_at(process, 0, resume, fiber, 0);
     return fiber;
 }
@@ -186,7 +186,7 @@ void sim_fiber_wake(struct sim_fiber *fiber)
     if (fiber->sleep == 0 || fiber->is_woken)
         return;
     fiber->is_woken = true;
-    /* As the kernel sees fit. */
+    /* Random delay, as with a kernel scheduler. */
     sim_at(fiber->process, sim_weather(0.001) ? sim_between_ns(1, 1500) : sim_random(50000), resume, fiber,
            fiber->sleep);
 }
@@ -294,10 +294,10 @@ int __wrap_pthread_cond_broadcast(pthread_cond_t *cond)
 
 int __wrap_pthread_cond_signal(pthread_cond_t *cond)
 {
-    return __wrap_pthread_cond_broadcast(cond); /* more wake than need to, which is allowed */
+    return __wrap_pthread_cond_broadcast(cond); /* spurious wake-ups, which are allowed */
 }
 
-/* --- time and chance --- */
+/* --- time and randomness --- */
 
 int __wrap_clock_gettime(clockid_t clock, struct timespec *out)
 {

@@ -1,5 +1,5 @@
-/* A daemon around its server, leases, requests and operations: what daemon.c does with them, without libuv,
- * files and people. */
+/* A daemon with its server, leases, requests and operations: the function of daemon.c without libuv, files
+ * and user interface. */
 #include "tests/unit/sim/host.h"
 
 #include <stdio.h>
@@ -89,7 +89,7 @@ void rk_deadline_set(int seconds, int exit_code, const char *text)
     (void)text;
 }
 
-/* --- what people see: left out --- */
+/* --- user interface: left out --- */
 
 void rk_feed_add(struct rk_feed *feed, rk_feed_kind_t kind, const struct rk_meta *fields, const char *fmt,
                  ...)
@@ -232,7 +232,7 @@ static const struct rk_rpc_handler *const handlers[RK_RPC_COUNT] = {
     [RK_RPC_ID_CANCEL] = &rk_rpc_cancel,         [RK_RPC_ID_GET_STATUS] = &rk_rpc_get_status,
 };
 
-/* rpc_server.c compares with them. */
+/* rpc_server.c compares handlers with these. */
 const struct rk_rpc_handler rk_rpc_health_check, rk_rpc_health_watch, rk_rpc_reflect;
 
 const struct rk_rpc_handler *rk_rpc_handler_get(rk_rpc_id_t id)
@@ -324,7 +324,7 @@ void sim_host_start(int32_t rank)
     sim->acting = before;
 }
 
-/* The code goes on until the server has ended: nothing of it is seen by others. */
+/* The code continues until the server has ended, without visible effects on others. */
 void sim_host_crash(struct sim_host *host)
 {
     sim_net_end_process(host->process);

@@ -1,4 +1,4 @@
-/* A daemon's process: what stands around its code, and the engine below it. */
+/* A daemon's process: the environment of its code, and the engine below it. */
 #ifndef RK_TEST_UNIT_SIM_HOST_H
 #define RK_TEST_UNIT_SIM_HOST_H
 
@@ -10,9 +10,9 @@
 struct sim_job {
     struct rk_job *job;
     uint64_t number, epoch, tag; /* tag 0: no method */
-    int64_t begun_ns;            /* at the head of the queue since; 0: it is not there */
-    bool has_met;                /* all ranks have it: it runs */
-    bool is_flagged;             /* asked to stop */
+    int64_t begun_ns;            /* time at which it reached the head of the queue; 0: not yet */
+    bool has_met;                /* all ranks have started it: it runs */
+    bool is_flagged;             /* told to stop */
 };
 
 struct sim_host {
@@ -21,7 +21,7 @@ struct sim_host {
     struct sim_process *process;
     int32_t rank;
     struct grpc_server *server;
-    bool has_stopped; /* the server has gone */
+    bool has_stopped; /* the server has ended */
     int num_posted;   /* events that wait for the loop */
     /* the engine */
     struct sim_job queue[SIM_QUEUE];
@@ -35,7 +35,7 @@ struct sim_host {
 };
 
 /* --- engine.c --- */
-/* The process is gone: what the engine had comes back, and its peers notice. */
+/* The process has died: the engine's jobs are returned, and its peers notice. */
 void sim_engine_crash(struct sim_host *host);
 
 #endif

@@ -7,7 +7,7 @@
 #define KEEPALIVE_MS 8000 /* after which a silent connection is ended */
 #define CONNECT_MS   2000
 
-/* Of a packet: mostly a millisecond, sometimes seconds. */
+/* The delay of a packet: usually about a millisecond, sometimes seconds. */
 static int64_t delay_ns(void)
 {
     if (sim_weather(0.004))
@@ -55,7 +55,7 @@ struct sim_conn *sim_net_connect(struct sim_process *client, int32_t rank, int64
     return conn;
 }
 
-/* That side learns of the end: its calls do. */
+/* One side notices the end of the connection: its calls are told. */
 static void notice(void *user, uint64_t side)
 {
     struct sim_conn *conn = user;
@@ -163,8 +163,8 @@ static void end_copy(void *user, uint64_t arg)
     sim_net_cut(user, 0, notice_ns());
 }
 
-/* The daemon gets the same again, at any time later, on another connection: from a proxy, or from a host that
- * was thought to be dead. Nobody reads the answers. */
+/* The daemon receives a copy of the stream at any later time on another connection, as from a proxy or from a
+ * host that was considered dead. The responses are discarded. */
 static void maybe_copy(struct sim_stream *stream)
 {
     struct sim_process *server = stream->conn->ends[SIM_SERVER];
@@ -206,11 +206,11 @@ void sim_net_end_process(struct sim_process *process)
             sim_net_cut(conn, 0, notice_ns());
         else
             sim_net_cut(conn, notice_ns(), 0);
-        notice(conn, side); /* what it held is freed now */
+        notice(conn, side); /* its resources are freed now */
     }
 }
 
-/* Its peers end connections that stay silent too long; it hears of that when it goes on. */
+/* Its peers end connections that stay silent too long; it notices when it continues. */
 void sim_net_stop_process(struct sim_process *process, int64_t ns)
 {
     process->stopped_until_ns = sim->now_ns + ns;

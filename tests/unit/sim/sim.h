@@ -1,15 +1,15 @@
 /* Driver and daemons in one process, for one seed: the driver library's client, leases, streams, invocations
- * and futures, and the daemon's server, leases, requests, operations and Execute streams, all as they are
- * built for rankctl and rankd. Simulated are what stands below and around them:
+ * and futures, and the daemon's server, leases, requests, operations and Execute streams, all as built for
+ * rankctl and rankd. The following parts are simulated:
  *
- *   the core of gRPC    core_*.c: channels, calls, queues and the server, over a network of our own (net.c)
- *                       that delays, stalls, cuts and repeats
+ *   the core of gRPC    core_*.c: channels, calls, queues and the server, over a simulated network (net.c)
+ *                       that delays, stalls, cuts and repeats packets
  *   threads and time    fiber.c: a thread is a fiber, one runs at a time, and clocks show simulated time
  *   the engine          engine.c: ranks meet in collectives, and apply mutations
  *   the daemon's loop   host.c
  *   the program         trainer.c: a training run, as the user of the driver library
  *
- * Everything runs in one thread, and all chance comes from the seed, so a seed does the same each time. */
+ * Everything runs in one thread, and all randomness comes from the seed, so that a seed is reproducible. */
 #ifndef RK_TEST_UNIT_SIM_H
 #define RK_TEST_UNIT_SIM_H
 
@@ -30,13 +30,13 @@
 
 #define SIM_MS(ms) ((int64_t)(ms)*1000000)
 
-/* The method's timeout carries the tag of a call; it is longer than any seed. */
+/* The method's timeout encodes the tag of a call; it is longer than any seed runs. */
 #define SIM_TIMEOUT_MS 10000000
 
-/* --- what runs when --- */
+/* --- scheduling --- */
 
-/* What crashes and stops as a whole. Events of a stopped process wait until it goes on. A dead one has no
- * effect on others any more; its code goes on until it has freed what it holds. */
+/* The unit that crashes and stops. Events of a stopped process wait until it continues. A dead process has no
+ * effect on others any more; its code continues until it has freed its resources. */
 struct sim_process {
     struct sim_process *next;
     int32_t rank; /* of a daemon; -1: a program */
@@ -48,7 +48,7 @@ struct sim_process {
 struct sim_event {
     int64_t at_ns;
     uint64_t order;              /* of events at the same time */
-    struct sim_process *process; /* NULL: the world's own */
+    struct sim_process *process; /* NULL: an event of the world itself */
     void (*run)(void *user, uint64_t arg);
     void *user;
     uint64_t arg;
@@ -59,7 +59,7 @@ struct sim_conn;
 struct sim_host;
 struct sim_trainer;
 
-/* --- calls of the programs: what they are meant to do --- */
+/* --- calls of the programs: expected effects --- */
 
 typedef enum sim_role { SIM_ACTOR, SIM_CRITIC, SIM_ROLE_COUNT } sim_role_t;
 
@@ -90,16 +90,16 @@ struct sim {
     sim_defect_t defect;
     struct sim_event *events; /* heap */
     int64_t num_events, capacity;
-    struct rk_arena *arena; /* of what lives as long as the seed */
-    bool has_faults;        /* until the last program comes */
-    double roughness;       /* of the weather: 1 is the usual one */
+    struct rk_arena *arena; /* allocations that live as long as the seed */
+    bool has_faults;        /* true until the last program starts */
+    double roughness;       /* factor of the fault rates: 1 is the default */
     bool is_ending;
 
-    struct sim_process *acting; /* whose event runs */
+    struct sim_process *acting; /* the process whose event runs */
     struct sim_process *processes;
-    struct sim_fiber *fibers, *current; /* current NULL: an event that is no fiber's */
+    struct sim_fiber *fibers, *current; /* current NULL: an event without a fiber */
     struct sim_conn *conns;
-    int64_t blocked_until_ns[SIM_TRAINERS][SIM_RANKS]; /* nothing gets through between the two */
+    int64_t blocked_until_ns[SIM_TRAINERS][SIM_RANKS]; /* no packets between the two until then */
     struct sim_host *hosts[SIM_RANKS];                 /* the newest processes; NULL: down */
     uint64_t stored_epochs[SIM_RANKS];                 /* as state.dir keeps them */
     struct sim_host *all_hosts;
@@ -112,41 +112,42 @@ struct sim {
     uint64_t saved[SIM_STEPS + SIM_EXTRA + 1][SIM_ROLE_COUNT];
     bool is_saved[SIM_STEPS + SIM_EXTRA + 1][SIM_ROLE_COUNT];
     int32_t latest_step;
-    bool is_complete; /* the last program has done all that it has to */
+    bool is_complete; /* the last program has completed its work */
 
     int64_t num_applied, num_done, num_failed, num_cuts, num_copies, num_crashes, num_stops, num_claims;
-    char failure[512]; /* "" while all holds */
+    char failure[512]; /* "" while no invariant is violated */
 };
 
 extern struct sim *sim;
 
 /* --- world.c --- */
-/* Runs one seed; false when a promise was broken: sim->failure says which. Stays until sim_end. */
+/* Runs one seed; false if an invariant was violated: sim->failure names it. The state is kept until
+ * sim_end. */
 bool sim_run(uint64_t seed, sim_defect_t defect);
 void sim_end(void);
 void sim_at(struct sim_process *process, int64_t delay_ns, void (*run)(void *user, uint64_t arg), void *user,
             uint64_t arg);
 void sim_fail(const char *fmt, ...) RK_PRINTF(1, 2);
 bool sim_chance(double probability); /* false once the faults are over */
-/* The same for what happens to packets and threads, more or less often by the seed. */
+/* The same for events of packets and threads, scaled by the seed's roughness. */
 bool sim_weather(double probability);
 int64_t sim_between_ns(int64_t from_ms, int64_t to_ms);
 uint32_t sim_random(uint32_t count); /* below count */
 /* Lives as long as the seed; zeroed. */
 void *sim_alloc(size_t bytes);
 struct sim_process *sim_process_create(int32_t rank, void *owner);
-/* What the state of a role is after `step` steps that nothing disturbed. */
+/* The state of a role after `step` undisturbed steps. */
 uint64_t sim_state_after(sim_role_t role, int32_t step);
 
 /* --- fiber.c --- */
 struct sim_fiber *sim_fiber_start(struct sim_process *process, void *(*run)(void *user), void *user);
-/* Of the running fiber: until it is woken or the time has come; true when it was woken. */
+/* Suspends the running fiber until it is woken or the time is reached; true if it was woken. */
 bool sim_fiber_sleep(int64_t until_ns);
-/* Has no effect on one that does not sleep. */
+/* Has no effect on a fiber that does not sleep. */
 void sim_fiber_wake(struct sim_fiber *fiber);
 /* The process whose code runs. */
 struct sim_process *sim_here(void);
-void sim_fibers_end(void); /* with the seed: all are done */
+void sim_fibers_end(void); /* at the end of the seed: all fibers have ended */
 
 struct grpc_server; /* core_server.c */
 
@@ -158,7 +159,7 @@ void sim_host_start(int32_t rank);
 void sim_host_crash(struct sim_host *host);
 struct sim_process *sim_host_process(struct sim_host *host);
 struct grpc_server *sim_host_server(struct sim_host *host);
-/* That no daemon keeps anything of this driver, which has been closed. */
+/* Checks that no daemon keeps state of this driver, which has been closed. */
 void sim_hosts_check_free_of(const char *driver_id);
 void sim_hosts_free(void);
 

@@ -1,6 +1,6 @@
-/* Driver and daemons over many seeds (sim.h): no mutation is lost or applied twice, whatever the network and
- * the processes do, and every seed ends with the result of a run that nothing disturbs. RK_TEST_SEEDS sets
- * how many seeds run, RK_TEST_SEED replays one (or begins with it), RK_TEST_DEFECT breaks something
+/* Driver and daemons over many seeds (sim.h): no mutation is lost or applied twice, for any faults of the
+ * network and the processes, and every seed ends with the result of an undisturbed run. RK_TEST_SEEDS sets
+ * how many seeds run, RK_TEST_SEED replays one (or begins with it), RK_TEST_DEFECT enables a defect
  * (defects.h). */
 #include <fcntl.h>
 #include <inttypes.h>
@@ -24,7 +24,7 @@
 void __real_grpc_init(void);
 void __real_grpc_shutdown_blocking(void);
 
-/* The number in that variable, or the fallback. */
+/* The number in the environment variable, or the fallback. */
 static int64_t number_of(const char *name, int64_t fallback)
 {
     const char *text = rk_env(name);
@@ -66,10 +66,10 @@ static void add(struct totals *totals)
     totals->claims += sim->num_claims;
 }
 
-/* Goal: over all seeds every mutation that a driver calls done was applied once on each of its ranks, none
- * that was refused was applied, none was applied twice, all in the order of their numbers and under the lease
- * of their driver; no call hangs; and when the faults are over a program ends with the states of an
- * undisturbed run. */
+/* Goal: over all seeds every mutation that a driver reports as done was applied once on each of its ranks,
+ * none that was refused was applied, none was applied twice, all in the order of their sequence numbers and
+ * under the lease of their driver; no call hangs; and when the faults are over a program ends with the states
+ * of an undisturbed run. */
 static void test_sim_keeps_all_promises(void **state)
 {
     int64_t first = number_of("RK_TEST_SEED", 1);
@@ -93,7 +93,7 @@ static void test_sim_keeps_all_promises(void **state)
                   " streams repeated, %" PRId64 " crashes, %" PRId64 " processes stopped\n",
                   count, totals.applied, totals.done, totals.failed, totals.claims, totals.cuts,
                   totals.copies, totals.crashes, totals.stops);
-    /* The seeds exercise what they are for. */
+    /* The seeds must exercise the intended events. */
     if (count >= NUM_SEEDS) {
         assert_true(totals.done > 20 * count);
         assert_true(totals.failed > count);
@@ -104,7 +104,7 @@ static void test_sim_keeps_all_promises(void **state)
     }
 }
 
-/* Goal: the same seed does the same. */
+/* Goal: the same seed gives the same run. */
 static void test_sim_seed_replays(void **state)
 {
     int64_t orders[2], ends[2];
@@ -120,19 +120,19 @@ static void test_sim_seed_replays(void **state)
     assert_int_equal(ends[0], ends[1]);
 }
 
-/* What the process says that looks for a defect. */
+/* The result of the process that searches for a defect. */
 struct search {
     uint64_t seed; /* that runs */
     bool is_over;  /* no seed has found it */
     char failure[512];
 };
 
-/* In a process of its own, since assertions of the product may find it first. */
+/* In a separate process, since assertions of the product may detect the defect first. */
 static void search(struct search *search, sim_defect_t defect)
 {
     int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
 
-    dup2(null, STDERR_FILENO); /* what an assertion says */
+    dup2(null, STDERR_FILENO); /* hides the message of an assertion */
     for (search->seed = 1; search->seed <= DEFECT_SEEDS; search->seed++) {
         if (!sim_run(search->seed, defect)) {
             snprintf(search->failure, sizeof(search->failure), "%s", sim->failure);

@@ -1,6 +1,6 @@
-/* A program that uses the driver library: a training run that goes on from its newest checkpoint whatever
- * happens to it, as rankctl does with a job, and calls that overlap. What the driver says of a call is held
- * against what the engines did. */
+/* A program that uses the driver library: a training run that resumes from its newest checkpoint after any
+ * fault, as rankctl does with a job, and overlapping calls. The status of each call in the driver is compared
+ * with the mutations in the engines. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,15 +12,17 @@
 #include "tests/support/test.h"
 #include "tests/unit/sim/net.h"
 
-#define TTL_MS      9000
-#define CONTROL_MS  5000
-#define LONGEST_MS  170000 /* of one call of the library: its own limits, and a process that is stopped */
-#define CALLS_MAX   3      /* at once */
+#define TTL_MS     9000
+#define CONTROL_MS 5000
+#define LONGEST_MS                                                                                 \
+    170000            /* longest duration of one library call: its own limits plus the time that a \
+                       * process is stopped */
+#define CALLS_MAX   3 /* at once */
 #define ROWS        4
 #define PROMPT      4
 #define SAVE_PERIOD 2
 
-/* How far the program has come with its group. */
+/* The program's progress with its group. */
 typedef enum stage { CLOSED, OPENED, CLAIMED, CONFIGURED, LOADED } stage_t;
 
 struct sim_trainer {
@@ -57,7 +59,7 @@ void sim_trainer_interrupt(struct sim_trainer *trainer)
         rk_driver_interrupt(trainer->driver);
 }
 
-/* --- what the library said of a call --- */
+/* --- checks of the library's status of a call --- */
 
 static const char *kind_name(const struct sim_call *call)
 {
@@ -127,7 +129,7 @@ static void judge(struct sim_trainer *trainer, uint64_t tag, const struct rk_sta
     struct sim_call *call = &sim->calls[tag];
     bool mutates = call->kind == SIM_UPDATE || call->kind == SIM_LOAD;
 
-    if (trainer->process->is_dead) { /* nobody hears what it says */
+    if (trainer->process->is_dead) { /* its result has no receiver */
         call->verdict = SIM_UNKNOWN;
         return;
     }
@@ -172,7 +174,7 @@ static struct rk_batch *make_prompts(uint64_t tag)
     return batch;
 }
 
-/* The critic has no method of its own without a plan: any that mutates will do. */
+/* The critic has no method of its own without a plan: any mutating method is suitable. */
 static const char *method_of(const struct sim_call *call)
 {
     switch (call->kind) {
@@ -200,7 +202,7 @@ static struct rk_json *make_options(const struct sim_call *call)
     return options;
 }
 
-/* The status of a call that did not begin; NULL when it did. */
+/* Returns the status of a call that did not start; NULL if it started. */
 static struct rk_status *start(struct sim_trainer *trainer, struct started *out, const struct sim_call *call)
 {
     struct rk_json *options = make_options(call);
@@ -232,7 +234,7 @@ static struct rk_status *take(struct sim_trainer *trainer, struct started *start
     return st;
 }
 
-/* In whatever order they end, or in that of their starts. */
+/* Picks in the order in which calls end, or in the order of their starts. */
 static int32_t pick(const struct started *started, int32_t count)
 {
     struct rk_future *futures[CALLS_MAX] = {0};
@@ -248,7 +250,7 @@ static int32_t pick(const struct started *started, int32_t count)
     return -1;
 }
 
-/* Starts them in this order, and waits for all. The first failure. */
+/* Starts the calls in this order, waits for all, and returns the first failure. */
 static struct rk_status *run_calls(struct sim_trainer *trainer, const struct sim_call *calls, int32_t count)
 {
     struct started started[CALLS_MAX] = {0};
@@ -274,7 +276,7 @@ static struct rk_status *make_step(struct sim_trainer *trainer, int32_t step)
                                      {.kind = SIM_UPDATE, .role = SIM_CRITIC, .step = step}};
     const struct sim_call saves[] = {{.kind = SIM_SAVE, .role = SIM_ACTOR, .step = step},
                                      {.kind = SIM_SAVE, .role = SIM_CRITIC, .step = step}};
-    bool is_apart = sim_random(2) == 0; /* the samples first, as a run has to */
+    bool is_apart = sim_random(2) == 0; /* the samples first, as a real run requires */
 
     if (is_apart)
         RK_TRY(run_calls(trainer, calls, 1));
@@ -336,7 +338,7 @@ static struct rk_status *configure(struct sim_trainer *trainer)
     return rk_driver_configure(trainer->driver, meshes, RK_ARRAY_LEN(meshes));
 }
 
-/* A driver that has lost its lease, or a daemon, gets it again at once. */
+/* A driver that has lost its lease or a daemon acquires it again at once. */
 static struct rk_status *claim(struct sim_trainer *trainer)
 {
     struct rk_status *st = rk_driver_claim(trainer->driver);
@@ -351,7 +353,7 @@ static struct rk_status *claim(struct sim_trainer *trainer)
     return st;
 }
 
-/* One stage further, or one step. */
+/* Advances by one stage or one step. */
 static struct rk_status *advance(struct sim_trainer *trainer)
 {
     switch (trainer->stage) {
@@ -379,7 +381,7 @@ static void close_group(struct sim_trainer *trainer)
     trainer->stage = CLOSED;
 }
 
-/* Goes back as far as it may have to. */
+/* Goes back to the stage from which it must repeat. */
 static void recover(struct sim_trainer *trainer)
 {
     uint32_t chance = sim_random(10);

@@ -1,4 +1,4 @@
-/* The world: events, chance, and which faults happen when. */
+/* The world: events, randomness, and the schedule of faults. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "base/rk_time.h"
 #include "tests/unit/sim/net.h"
 
-#define FAULTS_MS 45000  /* faults end, and the last program comes */
+#define FAULTS_MS 45000  /* time at which faults end and the last program starts */
 #define END_MS    300000 /* when it must have ended */
 #define UNWIND_MS 400000 /* simulated time in which all code of a seed must have come to its end */
 
@@ -20,7 +20,7 @@ void sim_fail(const char *fmt, ...)
     va_list args;
 
     if (sim->failure[0])
-        return; /* the first says most */
+        return; /* the first failure is the most informative */
     va_start(args, fmt);
     vsnprintf(sim->failure, sizeof(sim->failure), fmt, args);
     va_end(args);
@@ -165,7 +165,7 @@ static void restart_trainer(void *user, uint64_t arg)
         sim_trainer_start(false, false, user, 0);
 }
 
-/* A program that is killed is started again: on the same host, where its identity is kept. */
+/* A program that is killed is started again: on the same host, which keeps its identity. */
 static void crash_trainer(void *user, uint64_t i)
 {
     struct sim_trainer *trainer = sim->trainers[i];

@@ -37,7 +37,7 @@ void test_cluster_open(struct test_cluster *cluster, int32_t num_ranks, const st
 {
     struct rk_worker_config config = base ? *base : (struct rk_worker_config){0};
 
-    rk_log_set_level(RK_LOG_ERROR); /* what these tests provoke is no news */
+    rk_log_set_level(RK_LOG_ERROR); /* suppresses the expected warnings of these tests */
     *cluster = (struct test_cluster){.num_ranks = num_ranks};
     pthread_mutex_init(&cluster->lock, NULL);
     pthread_cond_init(&cluster->job_done, NULL);

@@ -30,10 +30,10 @@ struct test_mesh {
 /* A tiny Llama with random weights, as options of init_model. */
 extern const char test_hf_config[];
 
-/* `base` may be NULL; a device that it does not name, host of collectives and on_done are filled in. */
+/* `base` may be NULL; the device (if unset), the host of collectives and on_done are filled in. */
 void test_cluster_open(struct test_cluster *cluster, int32_t num_ranks, const struct rk_worker_config *base);
 void test_cluster_close(struct test_cluster *cluster);
-/* Waits until the job came back; fails the test after a minute. The caller owns it again. */
+/* Waits until the job is returned; fails the test after a minute. The caller owns the job again. */
 struct rk_job *test_cluster_wait(struct test_cluster *cluster, struct rk_job *job);
 /* Submits to one rank and waits. */
 struct rk_job *test_cluster_run(struct test_cluster *cluster, int32_t rank, struct rk_job *job);
@@ -43,14 +43,15 @@ void test_cluster_configure(struct test_cluster *cluster, uint64_t generation, c
 /* A call with completed options; takes the input. */
 struct rk_job *test_method_job(const char *role, const char *method, const char *options,
                                struct rk_batch *input);
-/* One call on all ranks; jobs[rank] receives the finished jobs. inputs[rank] are taken; NULL: none. */
+/* One call on all ranks; jobs[rank] receives the finished jobs. Takes ownership of inputs[rank]; NULL:
+ * none. */
 void test_cluster_call(struct test_cluster *cluster, const char *role, const char *method,
                        const char *options, struct rk_batch *const *inputs, struct rk_job **jobs);
 /* The same on rank 0 of a cluster of one, asserting success. */
 struct rk_job *test_call_ok(struct test_cluster *cluster, const char *role, const char *method,
                             const char *options, struct rk_batch *input);
-/* Text "{"model.hf_config": <the tiny Llama>, <more>}"; rk_free it. With RK_TEST_OFFLOAD everything leaves
- * the device between calls. */
+/* Text "{"model.hf_config": <the tiny Llama>, <more>}"; rk_free it. With RK_TEST_OFFLOAD everything is
+ * offloaded between calls. */
 char *test_init_options(const char *more);
 /* init_model on all ranks; asserts success. */
 void test_cluster_init_model(struct test_cluster *cluster, const char *role, const char *more);
@@ -60,10 +61,10 @@ struct rk_batch *test_prompts(int64_t num_rows, int64_t prompt_columns, int64_t 
 /* Rows of num_tokens tokens for log-probs and updates; the last two of each are the response. */
 struct rk_batch *test_samples(int64_t num_rows, int64_t num_tokens);
 /* A plan over the batch's rows on every replica: mini-batches of mini_batch_rows global rows (0: one),
- * micro-batches of micro_batch_rows. loss_mask names the column that the loss counts; NULL: none. */
+ * micro-batches of micro_batch_rows. loss_mask names the mask column of the loss; NULL: none. */
 void test_plan(struct rk_job *job, struct rk_batch *const *chunks, int32_t num_replicas,
                const char *loss_mask, int64_t mini_batch_rows, int64_t micro_batch_rows);
-/* NAN when the job did not report it. */
+/* NAN if the job did not report it. */
 double test_metric(const struct rk_job *job, const char *name);
 
 RK_END_DECLS

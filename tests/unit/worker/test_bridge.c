@@ -15,7 +15,7 @@
 static const struct rk_model_config config = {.vocab_size = 100, .max_position_embeddings = 32};
 
 /* Row 0 is the example of the batch's documentation: prompt 11 12, response 21 22 2. Row 1 fills all columns.
- * Row 2 has one prompt token and a response whose second token the loss does not count. */
+ * Row 2 has one prompt token and a response whose second token is masked out of the loss. */
 static const int64_t input_ids[ROWS][SEQ] = {
     {0, 0, 11, 12, 21, 22, 2, 0},
     {31, 32, 33, 34, 41, 42, 43, 44},
@@ -83,7 +83,7 @@ static void check_i32(const int32_t *actual, const int32_t *expected, int64_t co
         assert_int_equal(actual[i], expected[i]);
 }
 
-/* Goal: padding is gone, positions stay, and the label of a token is the response token after it. */
+/* Goal: padding is removed, positions are kept, and the label of a token is the response token after it. */
 static void test_pack_padding_example_follows_shift_rule(void **state)
 {
     static const int32_t tokens[] = {11, 12, 21, 22, 2, 51, 61, 62, 63};
@@ -140,8 +140,8 @@ static void test_pack_empty_micro_batch_has_no_tokens(void **state)
     fixture_fini(&f);
 }
 
-/* Goal: what is scattered by all micro-batches together is found again by gather; unlabelled cells stay as
- * they were. */
+/* Goal: gather returns the values that scatter wrote over all micro-batches; unlabelled cells are
+ * unchanged. */
 static void test_scatter_then_gather_round_trip(void **state)
 {
     static const uint32_t order[] = {1, 2, 0};
@@ -250,7 +250,8 @@ static void break_batch(struct fixture *f)
     f->job->call.input = NULL;
 }
 
-/* Goal: everything that could make packing or the model fail is refused at the start, by name and place. */
+/* Goal: every input that could make packing or the model fail is refused at the start, with name and
+ * position. */
 static void test_open_bad_batch_is_refused(void **state)
 {
     static const struct {
@@ -300,8 +301,8 @@ static void test_open_batch_wider_than_the_model_is_refused(void **state)
 
 /* --- plans --- */
 
-/* Goal: a plan is held against the tokens that init_model took memory for, of all cp ranks together, and
- * against the schedule of the role's pipeline, whose stages would wait for ever otherwise. */
+/* Goal: a plan is checked against the tokens for which init_model reserved memory, over all cp ranks, and
+ * against the schedule of the role's pipeline, whose stages would wait without end otherwise. */
 static void test_check_plan_holds_sizes_against_mesh_and_layout(void **state)
 {
     static const uint32_t all[] = {0, 1, 2}; /* 5, 8 and 4 tokens */
@@ -309,7 +310,7 @@ static void test_check_plan_holds_sizes_against_mesh_and_layout(void **state)
         const char *label;
         struct rk_mesh_spec mesh;
         int32_t world_size, num_micro;
-        int64_t tokens; /* that the options hold, of all cp ranks */
+        int64_t tokens; /* limit in the options, over all cp ranks */
         int32_t vpp;
         bool trains;
         const char *error; /* NULL: fine */

@@ -1,5 +1,5 @@
-/* Directories that ranks write to: each writer resolves the path below its own roots, before any of them
- * makes a directory. */
+/* Directories that ranks write to: each writer resolves the path below its own roots before any of them
+ * creates a directory. */
 #include "tests/support/test.h"
 
 #include <string.h>
@@ -147,7 +147,8 @@ static void make_tree(const char *base)
     rk_free(target);
 }
 
-/* Goal: one rank that may not write somewhere fails the call on all ranks, and nothing was made. */
+/* Goal: if one rank is not permitted to write to a path, the call fails on all ranks and no directory is
+ * created. */
 static void test_open_output_makes_directories_when_all_writers_may(void **state)
 {
     struct rk_test_rendezvous *rendezvous = rk_test_rendezvous_create();

@@ -1,4 +1,4 @@
-/* Paths of calls: what is below the roots is found or made, everything else is refused. */
+/* Paths of calls: paths below the roots are resolved or created, all others are refused. */
 #include "tests/support/test.h"
 
 #include <limits.h>
@@ -11,8 +11,8 @@
 #include "base/rk_str.h"
 #include "worker/worker_internal.h"
 
-/* root/ with a/b/, a file, links to a directory inside and outside; other/ and linked, a link to root, beside
- * it. */
+/* root/ with a/b/, a file, links to a directory inside and outside; next to it, other/ and linked, a link to
+ * root. */
 static char *root, *other, *linked;
 
 static void make_dir(const char *dir, const char *name)
@@ -39,7 +39,7 @@ static int setup(void **state)
     assert_non_null(realpath(rk_test_temp_dir(), resolved));
     make_dir(resolved, "root");
     make_dir(resolved, "other");
-    make_dir(resolved, "rootless"); /* shares the root's name as a prefix only */
+    make_dir(resolved, "rootless"); /* has the root's name as a prefix only */
     root = rk_path_join(resolved, "root");
     other = rk_path_join(resolved, "other");
     make_link(resolved, "linked", root);
@@ -88,7 +88,7 @@ static void test_resolve_below_roots(void **state)
     check_resolves(root, "new/deep/dir", 0, "new/deep/dir");
 }
 
-/* Goal: a root that is a link can be named as it was configured and by what it resolves to. */
+/* Goal: a root that is a link can be named by its configured path and by its resolved path. */
 static void test_resolve_root_behind_a_link(void **state)
 {
     char *const only_linked[] = {linked, NULL};
@@ -156,7 +156,7 @@ static void test_resolve_elsewhere_is_refused(void **state)
     rk_free(dotted);
 }
 
-/* Goal: what a relative path is relative to would be a guess. */
+/* Goal: relative paths are refused, since their base is ambiguous. */
 static void test_resolve_relative_path_is_refused(void **state)
 {
     static const char *const paths[] = {"a", "./a", "..", ""};

@@ -174,7 +174,7 @@ static void test_snapshot_follows_life(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: a running job shows its phase and progress to others, and ends soon after it was asked to stop. */
+/* Goal: phase and progress of a running job are visible, and it ends soon after a cancel request. */
 static void test_cancel_running_job_ends_it(void **state)
 {
     struct rk_worker_snapshot snapshot;
@@ -199,8 +199,8 @@ static void test_cancel_running_job_ends_it(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: aborting the communicators ends the job and the configuration, but the models stay and work after the
- * next one. */
+/* Goal: aborting the communicators ends the job and the configuration, but the models are kept and usable
+ * after the next one. */
 static void test_cancel_with_abort_keeps_models(void **state)
 {
     struct rk_worker_snapshot snapshot;
@@ -275,7 +275,7 @@ static void test_job_over_its_timeout_is_ended(void **state)
 }
 
 #ifdef RK_FAULTS
-/* Goal: a method that does not report progress is ended by the idle limit; one that does is left alone. */
+/* Goal: a method that does not report progress is ended by the idle limit; one that does is not. */
 static void test_job_without_progress_is_ended(void **state)
 {
     const struct rk_worker_config config = {.idle_progress_ms = 1000};
@@ -316,7 +316,7 @@ static void test_abort_comm_when_idle_unconfigures(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: jobs of one submitter run in its order. */
+/* Goal: jobs of one submitter run in the order of submission. */
 static void test_jobs_run_in_order(void **state)
 {
     struct rk_job *jobs[8];
@@ -342,7 +342,7 @@ static void test_jobs_run_in_order(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: destroying the worker ends the running job and hands every queued one back. */
+/* Goal: destroying the worker ends the running job and returns every queued job. */
 static void test_destroy_with_jobs_hands_them_back(void **state)
 {
     struct rk_job *jobs[4];

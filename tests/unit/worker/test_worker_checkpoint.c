@@ -20,7 +20,7 @@ static void open_cluster(struct test_cluster *cluster, int32_t num_ranks)
     test_cluster_configure(cluster, 1, meshes, 2);
 }
 
-/* One call on all ranks; returns the status of rank 0, and its job when wanted. */
+/* One call on all ranks; returns the status of rank 0 and optionally its job. */
 static struct rk_status *call(struct test_cluster *cluster, const char *role, const char *method,
                               const char *options, struct rk_job **out)
 {
@@ -99,7 +99,7 @@ static bool is_same_shard(const char *name, int64_t a, int64_t b, int32_t rank)
     return is_same;
 }
 
-/* Goal: what was saved comes back, with its step and contents in the meta. */
+/* Goal: a saved state is restored, with its step and contents in the meta. */
 static void test_save_and_load_of_two_ranks(void **state)
 {
     struct test_cluster cluster;
@@ -136,7 +136,7 @@ static void test_save_and_load_of_two_ranks(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: check_only says whether there is room and leaves nothing. */
+/* Goal: check_only reports whether there is enough space and leaves no files. */
 static void test_check_only_leaves_nothing(void **state)
 {
     struct test_cluster cluster;
@@ -160,7 +160,7 @@ static void test_check_only_leaves_nothing(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: every option is checked, on all ranks, before anything happens. */
+/* Goal: every option is checked, on all ranks, before any effect. */
 static void test_bad_options_are_refused(void **state)
 {
     static const struct {
@@ -221,8 +221,8 @@ static void test_bad_options_are_refused(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: a load that fails halfway leaves the role without a model, and so the role that uses its weights; one
- * that is refused before leaves both as they are. Roles over another one's weights have no checkpoint. */
+/* Goal: a load that fails halfway leaves the role, and the role that shares its weights, without a model; a
+ * load that is refused before leaves both unchanged. Roles that share weights have no checkpoint. */
 static void test_failed_load_leaves_no_mixed_model(void **state)
 {
     struct test_cluster cluster;
@@ -254,7 +254,7 @@ static void test_failed_load_leaves_no_mixed_model(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: an asynchronous save that fails is the error of wait_checkpoint, and nothing of it is left. */
+/* Goal: wait_checkpoint returns the error of a failed asynchronous save, and no files remain. */
 static void test_failed_async_save_is_told_by_wait(void **state)
 {
     struct test_cluster cluster;
@@ -276,7 +276,7 @@ static void test_failed_async_save_is_told_by_wait(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: host memory that a copy keeps is in the report. */
+/* Goal: the report includes the host memory of the copy. */
 static void test_memory_report_counts_the_copy(void **state)
 {
     struct test_cluster cluster;
@@ -295,7 +295,7 @@ static void test_memory_report_counts_the_copy(void **state)
     }
     assert_int_equal(bytes[0], 0);
     assert_true(bytes[1] > 1000);
-    assert_ok(save(&cluster, "memory", 1, "", NULL)); /* into that memory */
+    assert_ok(save(&cluster, "memory", 1, "", NULL)); /* uses the same host memory */
     assert_ok(load(&cluster, "memory", 1, "", NULL));
     test_cluster_close(&cluster);
 }

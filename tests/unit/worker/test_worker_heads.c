@@ -1,5 +1,5 @@
 /* The methods of critics, reward models, teachers and supervised fine-tuning, the losses of update_actor and
- * the sums of forward_backward: layouts agree, updates learn. */
+ * the sums of forward_backward: results agree between layouts, and updates reduce the loss. */
 #include "tests/unit/worker/cluster.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@
 #define TOKENS   9
 #define RESPONSE 2
 #define TOPK     3
-#define LIMIT    53 /* of 61 ids; the samples have none beyond */
+#define LIMIT    53 /* of 61 ids; the samples have only ids below it */
 
 /* Of the whole batch, rows in order. */
 struct outcome {
@@ -52,7 +52,7 @@ static void add_ids(struct rk_batch *batch)
     ((int32_t *)ids)[TOPK] = -1;
 }
 
-/* Everything that the methods below take. The loss of fine-tuning counts the tokens from the third on. */
+/* All inputs of the methods below. The loss of fine-tuning covers the tokens from the third on. */
 static struct rk_batch *make_batch(void)
 {
     const int64_t shape[] = {ROWS, TOKENS};
@@ -80,7 +80,7 @@ struct planned {
     int64_t micro_rows; /* 0: 1 */
 };
 
-/* Every rank's own reference on the chunk of its replica. */
+/* Gives every rank a reference to the chunk of its replica. */
 static void run(struct test_cluster *cluster, const struct planned *call, int32_t dp, struct rk_job **jobs)
 {
     struct rk_batch *batch = make_batch(), *selected, *chunks[TEST_MAX_WORKERS];
@@ -218,7 +218,7 @@ static void assert_close(const char *label, const float *a, const float *b, int6
     assert_below(label, rk_test_max_rel_error_f32(a, b, count, 1.0), RK_TOL_F32_SUM);
 }
 
-/* Goal: values, scores and updates are those of one rank on every layout, and an update lowers its loss. */
+/* Goal: values, scores and updates on every layout equal those of one rank, and an update lowers its loss. */
 static void test_heads_layouts_agree(void **state)
 {
     static const struct {
@@ -291,7 +291,7 @@ struct policy_outcome {
     double loss[RK_ARRAY_LEN(policies)], grad_norm[RK_ARRAY_LEN(policies)];
 };
 
-/* The learning rate is too small to change the model: every loss meets the same one. */
+/* The learning rate is too small to change the model, so that every loss is computed on the same model. */
 static void run_policies(int32_t tp, int32_t dp, struct policy_outcome *out)
 {
     static const char *const columns[] = {"input_ids",
@@ -328,7 +328,7 @@ static void run_policies(int32_t tp, int32_t dp, struct policy_outcome *out)
     test_cluster_close(&cluster);
 }
 
-/* Goal: loss and gradient of every policy loss are those of one rank on every layout. */
+/* Goal: loss and gradient of every policy loss on every layout equal those of one rank. */
 static void test_policy_losses_layouts_agree(void **state)
 {
     static const int32_t layouts[][2] = {{2, 1}, {1, 2}, {2, 2}};
@@ -381,8 +381,8 @@ static void run_teacher(int32_t tp, int32_t dp, const char *more, struct top *ou
     test_cluster_close(&cluster);
 }
 
-/* Goal: a teacher's most likely ids are in order, no token is more likely than the first, and no layout
- * changes them. */
+/* Goal: a teacher's most likely ids are sorted, no token is more likely than the first, and they are the same
+ * on all layouts. */
 static void test_teacher_layouts_agree(void **state)
 {
     static const int32_t layouts[][2] = {{2, 1}, {1, 2}, {2, 2}};
@@ -403,8 +403,8 @@ static void test_teacher_layouts_agree(void **state)
     }
 }
 
-/* Goal: ids beyond model.vocab_size have no probability: none of them is found, and the others have more.
- * Method: the limit cuts the part of the second rank with tp=2. */
+/* Goal: ids beyond model.vocab_size have no probability: none of them is returned, and the others'
+ * probabilities are larger. Method: with tp=2 the limit is inside the part of the second rank. */
 static void test_teacher_knows_no_ids_beyond_the_limit(void **state)
 {
     struct top whole, limited[2];
@@ -421,7 +421,7 @@ static void test_teacher_knows_no_ids_beyond_the_limit(void **state)
     }
     for (int k = 0; k < ROWS * RESPONSE * TOPK; k++)
         num_beyond += whole.ids[k] >= LIMIT;
-    assert_true(num_beyond > 0); /* else this shows nothing */
+    assert_true(num_beyond > 0); /* otherwise the test is not meaningful */
     assert_memory_equal(limited[0].ids, limited[1].ids, sizeof(limited[0].ids));
     assert_close("log-probs", limited[1].log_probs, limited[0].log_probs, ROWS * RESPONSE * TOPK);
 }
@@ -553,7 +553,7 @@ static void open_actor(struct test_cluster *cluster, int32_t tp, int32_t dp, con
     test_cluster_init_model(cluster, "actor", more);
 }
 
-/* One call of forward_backward over the whole batch; returns loss_sum. */
+/* One call of forward_backward on the whole batch; returns loss_sum. */
 static double accumulate(struct test_cluster *cluster, int32_t dp, const char *options, float *log_probs)
 {
     const struct planned call = {"actor", "forward_backward", options, "response_mask", sum_columns, 0};
@@ -622,8 +622,8 @@ static void run_sums(int32_t tp, int32_t dp, struct sum_outcome *out)
     test_cluster_close(&cluster);
 }
 
-/* Goal: every sum, its gradient, the log-probs beside it and the step after it are those of one rank on every
- * layout; the log-probs are those of compute_log_prob. */
+/* Goal: every sum, its gradient, its log-probs and the following step on every layout equal those of one
+ * rank; the log-probs equal those of compute_log_prob. */
 static void test_sums_layouts_agree(void **state)
 {
     static const int32_t layouts[][2] = {{2, 1}, {1, 2}, {2, 2}};
@@ -647,8 +647,8 @@ static void test_sums_layouts_agree(void **state)
     }
 }
 
-/* Goal: gradients of several calls add up until a step takes them, which a step's own rate, no gradients and
- * the schedule's rate of 0 then leave or do not leave in the weights. */
+/* Goal: gradients of several calls accumulate until a step uses them; a step with its own learning rate
+ * changes the weights, while a step without gradients or with the schedule's rate of 0 does not. */
 static void test_gradients_add_up_until_a_step(void **state)
 {
     float first[ROWS * RESPONSE], second[ROWS * RESPONSE];
@@ -674,7 +674,7 @@ static void test_gradients_add_up_until_a_step(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Steps by one method or two, and returns the log-probs after it. Takes the input. */
+/* Steps with one method or two and returns the log-probs afterwards. Takes ownership of the input. */
 static void step_by(const char *method, const char *mask, struct rk_batch *input, float *log_probs)
 {
     struct test_cluster cluster;
@@ -691,7 +691,8 @@ static void step_by(const char *method, const char *mask, struct rk_batch *input
     test_cluster_close(&cluster);
 }
 
-/* Goal: with weights that divide, the two calls are one update_sft: the same step, bit for bit. */
+/* Goal: with weights that include the division by the token count, the two calls equal one update_sft: the
+ * same step, bit for bit. */
 static void test_weighted_sum_and_step_are_an_sft_update(void **state)
 {
     const int64_t shape[] = {ROWS, TOKENS};
@@ -714,7 +715,7 @@ static void test_weighted_sum_and_step_are_an_sft_update(void **state)
 
 static const struct {
     const char *label, *options;
-    const char *without; /* column that is left out */
+    const char *without; /* column to leave out */
     int64_t mini_rows;
     bool is_nan;
     const char *message;
@@ -730,7 +731,7 @@ static const struct {
     {"a weight that is no number", "{}", NULL, ROWS, true, "weights"},
 };
 
-/* Goal: bad input is refused before any gradient, and leaves those that wait. */
+/* Goal: invalid input is refused before any gradient is computed, and pending gradients are kept. */
 static void test_bad_sums_are_refused(void **state)
 {
     struct test_cluster cluster;
@@ -763,7 +764,8 @@ static void test_bad_sums_are_refused(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: what would lose gradients that wait, or leave them behind, is refused; so are bad values of a step.
+/* Goal: operations that would lose pending gradients or make them stale are refused; so are invalid options
+ * of a step.
  */
 static void test_waiting_gradients_and_bad_steps_are_refused(void **state)
 {
@@ -806,7 +808,7 @@ static void test_waiting_gradients_and_bad_steps_are_refused(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: gradients that are not finite change nothing and are forgotten, and the call says so. */
+/* Goal: non-finite gradients change no weights and are discarded, and the call reports it. */
 static void test_step_with_infinite_gradients_fails(void **state)
 {
     float before[ROWS * RESPONSE], after[ROWS * RESPONSE];

@@ -1,4 +1,4 @@
-/* Memory of roles through jobs: what init_model refuses, how large the cache gets, what memory_report says.
+/* Memory of roles through jobs: refusals of init_model, the size of the cache, memory_report.
  */
 #include "tests/unit/worker/cluster.h"
 
@@ -17,7 +17,7 @@ static const struct test_mesh two_ranks[] = {
     "\"share_weights_of\": \"actor\", \"rollout.max_num_seqs\": 8, \"rollout.max_model_len\": 64," \
     " \"rollout.max_num_batched_tokens\": 16"
 #define FULL_BLOCKS 33
-/* One of up to 1 + 64 * 4 blocks, half of what is left. */
+/* A cache of up to 1 + 64 * 4 blocks, half of the remaining memory. */
 #define HALF                                                                                         \
     "{\"share_weights_of\": \"actor\", \"rollout.max_num_seqs\": 64, \"rollout.max_model_len\": 64," \
     " \"rollout.max_num_batched_tokens\": 64, \"rollout.gpu_memory_utilization\": 0.5}"
@@ -50,8 +50,8 @@ static void open_cluster(struct test_cluster *cluster, uint64_t limit_bytes)
     test_cluster_configure(cluster, 1, one_rank, RK_ARRAY_LEN(one_rank));
 }
 
-/* Goal: a model that does not fit gives RESOURCE_EXHAUSTED with what it wanted and why, takes nothing with
- * it, and a smaller one still fits. */
+/* Goal: a model that does not fit gives RESOURCE_EXHAUSTED with the required memory and the reason, leaves
+ * nothing allocated, and a smaller one still fits. */
 static void test_init_model_beyond_device_memory_fails(void **state)
 {
     static const struct {
@@ -103,7 +103,7 @@ static int64_t planned_activations(struct test_cluster *cluster, const char *opt
     return bytes;
 }
 
-/* Goal: the options of recompute reach the model, by verl's names. */
+/* Goal: the options of recomputation, with verl's names, take effect in the model. */
 static void test_init_model_with_recompute_plans_less(void **state)
 {
     struct test_cluster cluster;
@@ -147,7 +147,7 @@ static void test_init_model_bad_limits_are_refused(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: the report holds the plan and what there is, before and after init_model. */
+/* Goal: the report has the plan and the allocated memory, before and after init_model. */
 static void test_memory_report_shows_plan_and_holdings(void **state)
 {
     struct test_cluster cluster;
@@ -170,13 +170,13 @@ static void test_memory_report_shows_plan_and_holdings(void **state)
     assert_int_equal(report_int(actor, "planned.host"), report_int(actor, "held.host"));
     assert_int_equal(report_int(actor, "held.optimizer"), 2 * report_int(actor, "held.gradients"));
     assert_true(report_int(actor, "held.activations") > 200 * 32 * 4);
-    assert_int_equal(report_int(actor, "peak.activations"), 0); /* nothing has run */
+    assert_int_equal(report_int(actor, "peak.activations"), 0); /* no pass has run */
     assert_int_equal(report_int(rollout, "planned.parameters"), 0);
     assert_int_equal(report_int(rollout, "planned.kv_cache"), FULL_BLOCKS * BLOCK_BYTES);
     assert_int_equal(report_int(rollout, "held.kv_cache"), FULL_BLOCKS * BLOCK_BYTES);
     assert_true(report_int(rollout, "held.staging") > 0);
     assert_int_equal(report_int(rollout, "device.total") >= 64 << 20, 1);
-    /* Besides the roles there is one block, of the verdicts of ranks. */
+    /* In addition to the roles there is one block, for the ranks' verdicts. */
     assert_int_equal(report_int(rollout, "device.allocated"),
                      report_int(actor, "held.total") + report_int(rollout, "held.total") + 1024);
     assert_int_equal(report_int(rollout, "device.free"),
@@ -186,16 +186,16 @@ static void test_memory_report_shows_plan_and_holdings(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: micro-batches larger than init_model took memory for are refused, by the option, the value and the
- * limit, with a hint where one row alone is too long; those within are not, and neither is anything where no
- * limit was set. */
+/* Goal: micro-batches larger than init_model reserved memory for are refused with the option, the value and
+ * the limit, and with a hint if a single row is too long; smaller ones are accepted, and all are accepted
+ * without a limit. */
 static void test_calls_beyond_planned_tokens_are_refused(void **state)
 {
     static const struct test_mesh meshes[] = {{"actor", {0}}, {"ref", {0}}};
     static const struct {
         const char *role, *method, *limits;
         int64_t num_rows, row_tokens, micro_batch_rows;
-        const char *text; /* NULL: it runs */
+        const char *text; /* NULL: accepted */
     } cases[] = {
         {"actor", "update_actor", "\"ppo_max_token_len_per_gpu\": 16", 4, 8, 2, NULL},
         {"actor", "update_actor", "\"ppo_max_token_len_per_gpu\": 16", 4, 8, 3,
@@ -243,8 +243,8 @@ static int64_t free_bytes(struct test_cluster *cluster, int32_t rank)
     return bytes;
 }
 
-/* Goal: with gpu_memory_utilization the cache takes that share of what is left, the whole role within it, and
- * at most what the limits can use. */
+/* Goal: with gpu_memory_utilization the whole role uses at most that share of the remaining memory, the cache
+ * takes the rest of the share, and at most the size that the limits can use. */
 static void test_cache_takes_its_share_of_what_is_left(void **state)
 {
     static const struct {
@@ -274,8 +274,8 @@ static void test_cache_takes_its_share_of_what_is_left(void **state)
     }
 }
 
-/* Goal: ranks that have different amounts left make caches of one size, which fits the poorest. Method: rank
- * 0 hosts one more role. */
+/* Goal: ranks with different amounts of remaining memory make caches of the same size, which fits the rank
+ * with the least. Method: rank 0 hosts one more role. */
 static void test_cache_is_alike_on_all_ranks(void **state)
 {
     const struct rk_worker_config config = {.device_memory_limit_bytes = 2 << 20};

@@ -1,4 +1,4 @@
-/* The methods on one rank, through jobs: what they return, and what they refuse. */
+/* The methods on one rank, through jobs: results and refusals. */
 #include "tests/unit/worker/cluster.h"
 
 #include <math.h>
@@ -174,7 +174,8 @@ static void test_generate_sequences_returns_padded_layout(void **state)
     test_cluster_close(&cluster);
 }
 
-/* At least the square of the token's own probability and e to minus the entropy, at most 1; 0 on padding. */
+/* Checks that it is at least the square of the token's own probability and exp(-entropy), at most 1, and 0 on
+ * padding. */
 static void check_sum_pi_squared(const struct rk_batch *output, const struct rk_batch *samples,
                                  const float *entropys)
 {
@@ -190,7 +191,7 @@ static void check_sum_pi_squared(const struct rk_batch *output, const struct rk_
     }
 }
 
-/* Goal: compute_log_prob of samples gives the log-probs that came with them, at the temperature of the
+/* Goal: compute_log_prob of samples gives the log-probs returned with them, at the temperature of the
  * rollout. */
 static void test_compute_log_prob_equals_rollout(void **state)
 {
@@ -269,7 +270,7 @@ static void test_update_actor_steps_and_reports(void **state)
                             ROWS * RESPONSE * sizeof(float));
     rk_batch_destroy(again);
 
-    /* Three mini-batches are three steps, and from the second on the policy has moved. */
+    /* Three mini-batches are three steps, and from the second on the policy has changed. */
     job = test_cluster_run(&cluster, 0, update_job(policy_batch(samples), "{}", 2));
     assert_ok(rk_status_clone(job->status));
     assert_true(fabs(test_metric(job, "actor/ppo_kl")) > 1e-4);
@@ -281,7 +282,7 @@ static void test_update_actor_steps_and_reports(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: repeated updates on the same samples raise the probability of what had positive advantages. */
+/* Goal: repeated updates on the same samples raise the probability of tokens with positive advantages. */
 static void test_update_actor_learns(void **state)
 {
     struct test_cluster cluster;
@@ -321,8 +322,8 @@ static int64_t report_int(const struct rk_json *report, const char *path)
     return rk_json_as_int(rk_json_find_path(report, path), -1);
 }
 
-/* Goal: cycles within the limits take nothing that init_model did not take, and after the first one (where
- * the kernels' scratch grows) nothing is allocated at all. */
+/* Goal: cycles within the limits allocate nothing beyond init_model, and after the first one (in which the
+ * kernels' workspace grows) nothing at all. */
 static void test_cycles_stay_within_the_plan(void **state)
 {
     struct rk_worker_snapshot snapshot;
@@ -393,7 +394,7 @@ static void test_update_actor_with_kl_loss(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: what is exported and loaded again, here as the reference, is the same policy. */
+/* Goal: an exported model that is loaded again, here as the reference, is the same policy. */
 static void test_export_hf_round_trip(void **state)
 {
     struct test_cluster cluster;
@@ -453,14 +454,15 @@ static void test_get_mesh_info_reports_place_and_state(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Calls that cannot build a model. Afterwards actor and rollout have this state, and nobody else a model. */
+/* Calls that cannot build a model. Afterwards actor and rollout have this state, and no other role has a
+ * model. */
 static void refuse_bad_init_models(struct test_cluster *cluster, rk_role_state_t state)
 {
     char *missing = rk_format("{\"model.path\": \"%s/missing\"}", rk_test_temp_dir());
     char *parent = rk_format("{\"model.path\": \"%s/../x\"}", rk_test_temp_dir());
     char *empty = rk_format("{\"model.path\": \"%s\"}", rk_test_temp_dir());
     const struct {
-        const char *role, *options; /* options beside model.hf_config unless they begin with '{' */
+        const char *role, *options; /* options in addition to model.hf_config unless they begin with '{' */
         rk_code_t code;
         const char *text;
     } cases[] = {
@@ -516,8 +518,8 @@ static void refuse_bad_init_models(struct test_cluster *cluster, rk_role_state_t
     rk_free(empty);
 }
 
-/* Goal: init_model refuses what it cannot build and names it; a role without a model stays without, and one
- * that has a model keeps it, trained as it is, as does the role that uses its weights. */
+/* Goal: init_model refuses invalid options by name; a role without a model stays without one, and a role with
+ * a model keeps it with its trained weights, as does the role that shares them. */
 static void test_init_model_bad_options_are_refused(void **state)
 {
     struct rk_batch *before, *after;
@@ -537,7 +539,7 @@ static void test_init_model_bad_options_are_refused(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: a new init_model of the owner takes the models with it that used its weights. */
+/* Goal: a new init_model of the owner also drops the models that share its weights. */
 static void test_init_model_again_drops_sharing_roles(void **state)
 {
     struct test_cluster cluster;
@@ -668,7 +670,7 @@ static void test_generate_sequences_bad_prompts_are_refused(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: options decide the samples as they should: greedy, the option seed against the column, the length of
+/* Goal: options have their effect on the samples: greedy, the option seed against the column, the length of
  * the model. */
 static void test_generate_sequences_options_take_effect(void **state)
 {
@@ -699,7 +701,7 @@ static void test_generate_sequences_options_take_effect(void **state)
                         ROWS * RESPONSE * sizeof(int64_t));
     rk_job_destroy(job);
 
-    /* rollout.max_model_len is 64: a response ends there, the column is as wide as was asked for */
+    /* rollout.max_model_len is 64: a response ends there, the column has the requested width */
     job = test_call_ok(&cluster, "rollout", "generate_sequences",
                        "{\"response_length\": 64, \"ignore_eos\": true}", test_prompts(1, PROMPT, 4));
     assert_int_equal(ids(job->call.output, "response_mask", 64)[64 - PROMPT - 1], 1);
@@ -756,8 +758,8 @@ static void test_update_actor_bad_input_is_refused(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: numbers that are not finite where the loss looks, and denominators that the data does not have, are
- * refused with both sides; where the loss does not look they are harmless. */
+/* Goal: non-finite numbers under the loss mask, and denominators that differ from the data, are refused (the
+ * latter with both values); outside the mask non-finite numbers are harmless. */
 static void test_update_actor_bad_numbers_and_counts_are_refused(void **state)
 {
     static const char *const columns[] = {"old_log_probs", "advantages"};
@@ -825,8 +827,8 @@ static int64_t weight_version(struct test_cluster *cluster)
     return version;
 }
 
-/* Goal: a mini-batch without a token that counts takes no step, which would decay the weights and move the
- * momentum; the others of the call do. */
+/* Goal: a mini-batch without tokens under the mask takes no step (it would decay the weights and change the
+ * momentum); the others of the call do. */
 static void test_update_actor_skips_mini_batches_without_tokens(void **state)
 {
     struct test_cluster cluster;
@@ -838,7 +840,9 @@ static void test_update_actor_skips_mini_batches_without_tokens(void **state)
     open_cluster(&cluster, NULL);
     init_actor_and_rollout(&cluster);
     samples = generate(&cluster, "{\"response_length\": 7}");
-    job = test_cluster_run(&cluster, 0, update_job(policy_batch(samples), "{}", 0)); /* momentum to move */
+    job = test_cluster_run(&cluster, 0, update_job(policy_batch(samples), "{}", 0)); /* creates a momentum
+                                                                                      * that a step would
+                                                                                      * change */
     assert_ok(rk_status_clone(job->status));
     rk_job_destroy(job);
     rk_batch_destroy(samples);

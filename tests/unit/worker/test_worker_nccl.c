@@ -1,7 +1,6 @@
-/* Goal: over NCCL a rank that waits in a collective is seen to do so: its status names the operation, the
- * time does not count as idle, and a rank that does not come is named when the time for a collective is over.
- * Method: workers on the tests' device with streams and the library in NCCL's place, where calls return
- * before the operation has ended. */
+/* Goal: with NCCL the status of a rank that waits in a collective names the operation, the time does not
+ * count as idle, and a missing rank is named at the collective's timeout. Method: workers on the test device
+ * with streams and a fake NCCL library, whose calls return before the operation has ended. */
 #include "tests/unit/worker/cluster.h"
 
 #include <stdlib.h>
@@ -27,7 +26,7 @@ static struct rk_job *new_init(void)
 
 #define WAITS_IN "all_reduce #1 of group dp"
 
-/* Until the worker is seen in that collective. */
+/* Waits until the worker's status shows that collective. */
 static void wait_until_seen(struct rk_worker *worker)
 {
     int64_t deadline_ns = rk_time_now_ns() + 30000000000LL;
@@ -40,7 +39,7 @@ static void wait_until_seen(struct rk_worker *worker)
     assert_string_equal(snapshot.collective_name, WAITS_IN);
 }
 
-/* Rank 1 comes later than the idle limit. */
+/* Rank 1 arrives later than the idle limit. */
 static void test_waiting_in_a_collective_is_seen_and_is_not_idle(void **state)
 {
     struct rk_worker_snapshot snapshot;
@@ -100,7 +99,7 @@ static struct rk_json *call_all(struct test_cluster *cluster, const char *role, 
     return metas;
 }
 
-/* Plans with strict numerics behind the plans of `before`; NULL: there are none. */
+/* Plans with strict numerics after the plans of `before`; NULL: there are none. */
 static struct rk_json *plan_strict(struct test_cluster *cluster, const char *role,
                                    const struct rk_json *before)
 {
@@ -125,8 +124,8 @@ static int64_t int_at(const struct rk_json *metas, const char *path)
     return rk_json_as_int(rk_json_find_path(rk_json_at(metas, 0), path), -1);
 }
 
-/* Goal: ordered sums over more than two ranks take memory of their own, which plans count once for roles with
- * the same tp group; asking takes none of it. */
+/* Goal: ordered sums over more than two ranks need separate memory, which plans count once for roles with the
+ * same tp group; planning allocates none of it. */
 static void test_plan_only_counts_ordered_sums_once(void **state)
 {
     static const struct test_mesh meshes[] = {{"actor", {.tp = 4}}, {"ref", {.tp = 4}}};
@@ -153,7 +152,7 @@ static void test_plan_only_counts_ordered_sums_once(void **state)
     rk_json_free(actor);
     rk_json_free(report);
     actor = plan_strict(&cluster, "actor", NULL);
-    assert_int_equal(int_at(actor, "communication"), 0); /* it is there */
+    assert_int_equal(int_at(actor, "communication"), 0); /* already allocated */
     rk_json_free(actor);
     rk_json_free(ref);
     test_cluster_close(&cluster);

@@ -1,5 +1,5 @@
-/* Roles whose parts leave the device between calls: what they compute is what they compute without, and the
- * device has the memory back. */
+/* Roles whose parts are offloaded between calls: the results are the same as without offload, and the device
+ * memory is released. */
 #include "tests/unit/worker/cluster.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@
 
 #define ROWS       4 /* of all replicas */
 #define TOKENS     6
-#define RESPONSE   2 /* of them: what test_samples marks */
+#define RESPONSE   2 /* columns of the response: those that test_samples marks */
 #define ITERATIONS 3
 #define OFFLOAD                                                          \
     "\"megatron.param_offload\": true, \"megatron.grad_offload\": true," \
@@ -55,7 +55,7 @@ static void open_roles(struct test_cluster *cluster, int32_t num_ranks, const ch
     rk_free(options);
 }
 
-/* --- what calls return --- */
+/* --- results of calls --- */
 
 struct trace {
     uint8_t bytes[1 << 16];
@@ -91,7 +91,7 @@ static void note_column(struct trace *trace, const struct test_cluster *cluster,
     }
 }
 
-/* Rows of every replica: samples with all columns that some method reads. */
+/* Rows of every replica: samples with the columns of all methods. */
 static struct rk_batch *make_rows(int32_t dp)
 {
     static const char *const reals[] = {"old_log_probs", "advantages", "values", "returns"};
@@ -194,7 +194,7 @@ static struct trace *run_iterations(int32_t num_ranks, const char *more)
     return trace;
 }
 
-/* Goal: whatever leaves between calls, they return the same bits, on one rank and on several. */
+/* Goal: calls return the same bits whichever parts are offloaded between them, on one rank and on several. */
 static void test_calls_return_the_same_bits(void **state)
 {
     static const char *const cases[] = {OFFLOAD, "\"megatron.param_offload\": true",
@@ -240,7 +240,7 @@ static int64_t int_at(const struct rk_json *meta, const char *path)
     return rk_json_as_int(value, -1);
 }
 
-/* Of the options OFFLOAD nothing but rotary tables is there between calls. */
+/* With the options OFFLOAD only rotary tables are on the device between calls. */
 static void assert_away(struct test_cluster *cluster, const char *role)
 {
     struct rk_json *report = memory_report(cluster, role);
@@ -257,7 +257,8 @@ static void assert_away(struct test_cluster *cluster, const char *role)
     rk_json_free(report);
 }
 
-/* Goal: after init_model and after every call the device has the memory back; host memory is taken once. */
+/* Goal: after init_model and after every call the device memory is released; host memory is allocated
+ * once. */
 static void test_between_calls_the_parts_are_away(void **state)
 {
     struct trace *trace = rk_calloc(1, sizeof(*trace));
@@ -282,8 +283,8 @@ static void test_between_calls_the_parts_are_away(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: gradients that wait for optim_step leave with their values. Method: two calls add up, with a call in
- * between that needs the parameters only; the norm has the same bits. */
+/* Goal: gradients pending for optim_step are offloaded with their values. Method: two calls accumulate, with
+ * a call in between that needs the parameters only; the norm has the same bits. */
 static double accumulate(const char *more)
 {
     static const struct planned forward_backward = {
@@ -332,8 +333,8 @@ static void test_gradients_that_wait_are_kept(void **state)
     assert_memory_equal(&actual, &expected, sizeof(actual));
 }
 
-/* Goal: the option of gradients in 16 bits reaches the trainer: it plans other memory, steps like the default
- * but for rounding, and leaves replicas that agree, with everything offloaded too. */
+/* Goal: the option of 16-bit gradients takes effect in the trainer: its memory plan differs, its steps equal
+ * the default's except for rounding, and replicas stay equal, also with everything offloaded. */
 static void test_gradients_in_16_bits_add_up(void **state)
 {
     static const char *const options[] = {"", SHARDS, SHARDS ", " OFFLOAD};
@@ -371,7 +372,7 @@ static void test_gradients_in_16_bits_add_up(void **state)
 /* --- plans --- */
 
 #define LIMIT_BYTES ((int64_t)512 << 20)
-/* The CPU's operators take theirs when they first run; less than what any role moves. */
+/* The CPU's operators allocate their workspace when they first run; it is less than any role offloads. */
 #define SCRATCH_BYTES ((int64_t)1 << 20)
 
 static struct rk_json *plan(struct test_cluster *cluster, const char *role, const struct rk_json *room)
@@ -409,8 +410,8 @@ static struct rk_status *init(struct test_cluster *cluster, const char *role)
     return st;
 }
 
-/* Goal: the sum of roles counts what one of them has on the device at a time; so much is enough, and a byte
- * less is not. Method: two roles on a device that has what their plans come to. */
+/* Goal: the sum of roles counts offloaded parts of only one role at a time; this much memory suffices, and
+ * one byte less does not. Method: two roles on a device with the memory of their plans. */
 static void test_plans_count_what_is_there_at_the_same_time(void **state)
 {
     struct rk_json *actor, *critic;
@@ -425,7 +426,7 @@ static void test_plans_count_what_is_there_at_the_same_time(void **state)
     left = int_at(critic, "room_after.free");
     need = int_at(actor, "room.free") - left;
     sum = int_at(actor, "planned.total") + int_at(critic, "planned.total");
-    /* The larger of the two moves, not both: granules of parameters, gradients and two states. */
+    /* The larger of the two offloaded sizes, not both: granules of parameters, gradients and two states. */
     assert_in_range(sum - need, int_at(critic, "away"), sum - 1);
     assert_true(int_at(critic, "away") >= 4 * (2 << 20));
     test_cluster_close(&cluster);
@@ -450,8 +451,8 @@ static void test_plans_count_what_is_there_at_the_same_time(void **state)
 }
 
 #ifdef RK_FAULTS
-/* Goal: a host without memory for what shall leave refuses the role, and a later attempt is as good as the
- * first; gradients that cannot be kept are refused before they are computed, and the role trains on. */
+/* Goal: without host memory for the offload the role is refused, and a later attempt can succeed; gradients
+ * that cannot be kept are refused before they are computed, and the role can continue training. */
 static void test_without_host_memory_the_call_is_refused(void **state)
 {
     static const struct planned forward_backward = {

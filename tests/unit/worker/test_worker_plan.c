@@ -1,5 +1,5 @@
-/* plan_only: plans of all roles before any of them is built. What they say is what the roles take, and asking
- * takes nothing. On RK_TEST_DEVICE; the tests of several ranks are on the CPU. */
+/* plan_only: plans of all roles before any of them is built. They equal what the roles allocate, and planning
+ * allocates nothing. On RK_TEST_DEVICE; the tests of several ranks are on the CPU. */
 #include "tests/unit/worker/cluster.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "base/rk_str.h"
 #include "tests/support/device.h"
 
-/* Below what any device of tests has, so that free memory is what this process takes of it. */
+/* Less than any test device has, so that the free memory depends on this process only. */
 #define LIMIT_BYTES ((uint64_t)512 << 20)
 #define NUM_ROLES   4
 
@@ -18,7 +18,7 @@ static const struct test_mesh one_rank[NUM_ROLES] = {
 static const struct test_mesh four_ranks[NUM_ROLES] = {
     {"actor", {.tp = 2}}, {"ref", {.tp = 4}}, {"critic", {.tp = 1}}, {"rollout", {.tp = 2}}};
 
-/* Options of init_model beside the model, in the order in which a driver builds the roles. */
+/* Options of init_model in addition to the model, in the order in which a driver builds the roles. */
 static const char *const role_options[NUM_ROLES] = {
     "\"ppo_max_token_len_per_gpu\": 200, \"log_prob_max_token_len_per_gpu\": 300",
     "\"megatron.forward_only\": true, \"log_prob_max_token_len_per_gpu\": 250",
@@ -43,13 +43,13 @@ static void open_cluster(struct test_cluster *cluster, int32_t num_ranks, const 
     test_cluster_configure(cluster, 1, meshes, NUM_ROLES);
 }
 
-/* As the driver calls init_model; rk_free it. */
+/* The options with which the driver calls init_model; rk_free it. */
 static char *options_of(int role)
 {
     return role == ROLLOUT ? rk_format("{%s}", role_options[role]) : test_init_options(role_options[role]);
 }
 
-/* The same with plan_only behind the plan that left `rooms`; NULL: the first. */
+/* The same with plan_only after the plan that left `rooms`; NULL: the first plan. */
 static char *plan_options_of(int role, const struct rk_json *rooms)
 {
     char *init = options_of(role), *owner = options_of(0),
@@ -67,7 +67,7 @@ static char *plan_options_of(int role, const struct rk_json *rooms)
     return rk_str_take(&text);
 }
 
-/* Metas of a call on all ranks, which succeeds. */
+/* Makes a call on all ranks, which must succeed, and returns its metas. */
 static void call_all(struct test_cluster *cluster, const char *role, const char *method, const char *options,
                      struct rk_json *metas[TEST_MAX_WORKERS])
 {
@@ -92,7 +92,7 @@ static int64_t int_at(const struct rk_json *meta, const char *path)
     return rk_json_as_int(rk_json_find_path(meta, path), INT64_MIN);
 }
 
-/* Plans of all roles, each behind the ones before: plans[role][rank]. */
+/* Plans of all roles, each after the previous ones: plans[role][rank]. */
 static void plan_all(struct test_cluster *cluster, struct rk_json *plans[NUM_ROLES][TEST_MAX_WORKERS])
 {
     struct rk_json *rooms = NULL;
@@ -116,7 +116,7 @@ static void free_plans(struct rk_json *plans[NUM_ROLES][TEST_MAX_WORKERS], int32
         free_metas(plans[role], num_ranks);
 }
 
-/* What anyone can see of the roles and the device. */
+/* The visible state of the roles and the device. */
 static void get_snapshots(struct test_cluster *cluster, struct rk_worker_snapshot *out)
 {
     for (int32_t rank = 0; rank < cluster->num_ranks; rank++)
@@ -138,7 +138,7 @@ static void assert_unchanged(struct test_cluster *cluster, const struct rk_worke
     }
 }
 
-/* Builds the roles and holds each against its plan. */
+/* Builds the roles and compares each with its plan. */
 static void init_all(struct test_cluster *cluster, struct rk_json *plans[NUM_ROLES][TEST_MAX_WORKERS])
 {
     for (int role = 0; role < NUM_ROLES; role++) {
@@ -176,9 +176,9 @@ static void assert_same_plans(struct rk_json *a[NUM_ROLES][TEST_MAX_WORKERS],
                          int_at(b[ROLLOUT][rank], "room_after.free"));
 }
 
-/* Goal: item by item the plans of roles that are not there yet are what init_model then plans and the device
- * then has left, a cache that takes a share of what the others leave too. Asked again once the roles are
- * there, the answer is the same. No question changes anything. */
+/* Goal: the plans of roles that are not built yet equal, item by item, init_model's plans and the device's
+ * remaining memory, including a cache that takes a share of the rest. Planning again after the roles are
+ * built gives the same answer. Planning changes no state. */
 static void check_plans(int32_t num_ranks, const struct test_mesh *meshes, uint64_t limit_bytes)
 {
     struct rk_json *plans[NUM_ROLES][TEST_MAX_WORKERS], *again[NUM_ROLES][TEST_MAX_WORKERS];
@@ -216,7 +216,7 @@ static void test_plan_only_of_meshes_that_differ(void **state)
     check_plans(4, four_ranks, LIMIT_BYTES);
 }
 
-/* Goal: the same for a cache that does not get all that its limits allow. Method: of just the memory in which
+/* Goal: the same for a cache that is smaller than its limits allow. Method: with exactly the memory in which
  * all roles fit with the largest cache, the rollout may take half of what the others leave. */
 static void test_plan_only_of_a_cache_with_a_share(void **state)
 {
@@ -256,7 +256,7 @@ static int64_t plan_activations(struct test_cluster *cluster, const char *more)
     return bytes;
 }
 
-/* Goal: megatron.sequence_parallel reaches the model, and its default is true. Method: it divides
+/* Goal: megatron.sequence_parallel takes effect in the model, and its default is true. Method: it divides
  * activations by tp. */
 static void test_plan_only_counts_sequence_parallelism(void **state)
 {
@@ -276,8 +276,8 @@ static void test_plan_only_counts_sequence_parallelism(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: what does not fit is planned as well, and so is what comes behind it; memory that lacks is negative.
- * A smaller role is built afterwards. */
+/* Goal: a role that does not fit is planned as well, and so are the roles after it; missing memory is
+ * negative. A smaller role can be built afterwards. */
 static void test_plan_only_beyond_the_device(void **state)
 {
     struct test_cluster cluster;
@@ -285,7 +285,7 @@ static void test_plan_only_beyond_the_device(void **state)
     char *options, *room;
 
     (void)state;
-    if (!is_on_cpu()) /* whose operators hold no workspace */
+    if (!is_on_cpu()) /* the CPU's operators hold no workspace */
         skip();
     open_cluster(&cluster, 1, one_rank, 4 << 20);
     options = test_init_options("\"ppo_max_token_len_per_gpu\": 100000, \"plan_only\": true");
@@ -308,7 +308,7 @@ static void test_plan_only_beyond_the_device(void **state)
     rk_free(room);
     rk_json_free(next[0]);
 
-    /* A rank without a part in the roles before has what the device has. */
+    /* A rank without the previous roles has the whole device. */
     options = test_init_options("\"plan_only\": true, \"plan_room\": [null]");
     call_all(&cluster, "ref", "init_model", options, next);
     rk_free(options);

@@ -1,5 +1,5 @@
-/* Slow disks and slow passes: work that goes on is let be, whoever asks it to stop is heard, and what the
- * ranks do together they end together. */
+/* Slow disks and slow passes: work that makes progress is not ended, cancel requests take effect, and the
+ * ranks end joint work together. */
 #include "tests/unit/worker/cluster.h"
 
 #include <stdlib.h>
@@ -28,7 +28,7 @@ static void open_cluster(struct test_cluster *cluster, int32_t dp)
     test_cluster_init_model(cluster, "actor", "");
 }
 
-/* A call on all ranks under these faults: the status of each is checked and freed. */
+/* A call on all ranks under these faults; checks and frees the status of each. */
 static void call(struct test_cluster *cluster, const char *role, const char *method, const char *options,
                  const char *faults)
 {
@@ -49,8 +49,8 @@ static char *options_with(const char *key, const char *name)
     return rk_format("{\"%s\": \"%s/%s\"}", key, rk_test_temp_dir(), name);
 }
 
-/* Goal: on a slow disk a model is written and read however long it takes, by one rank or beside others that
- * have nothing to write. */
+/* Goal: on a slow disk a model is written and read without a time limit, by one rank alone or with other
+ * ranks that have nothing to write. */
 static void test_slow_disk_is_progress(void **state)
 {
     (void)state;
@@ -71,7 +71,7 @@ static void test_slow_disk_is_progress(void **state)
     }
 }
 
-/* Goal: one pass that takes longer than a method may be silent is let be while its layers go on, on a single
+/* Goal: a pass that takes longer than the idle limit is not ended while its layers make progress, on a single
  * rank, which has no collectives. */
 static void test_slow_pass_is_progress(void **state)
 {
@@ -104,8 +104,8 @@ static void test_slow_pass_is_progress(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Starts the call on all ranks, asks `rank` to stop in the middle, and expects all to have stopped long
- * before the work would have ended. */
+/* Starts the call on all ranks, cancels it on `rank` in the middle, and expects all ranks to stop long before
+ * the work would have ended. */
 static void cancel(struct test_cluster *cluster, const char *role, const char *method, const char *options,
                    int32_t rank)
 {
@@ -131,7 +131,7 @@ static void cancel(struct test_cluster *cluster, const char *role, const char *m
 }
 
 /* Goal: a cancellation on one rank, the writer or another, ends an export or a load on all of them; the
- * communicators stay, and nothing half done is left. */
+ * communicators stay valid, and no partial files remain. */
 static void test_cancel_ends_export_and_load(void **state)
 {
     char *dir = rk_format("%s/cancelled", rk_test_temp_dir());
@@ -162,7 +162,7 @@ static void test_cancel_ends_export_and_load(void **state)
     rk_free(dir);
 }
 
-/* Goal: a file that only one rank cannot read fails all ranks, at that parameter. */
+/* Goal: if one rank cannot read a file, all ranks fail at the same parameter. */
 static void test_unreadable_on_one_rank_fails_all(void **state)
 {
     struct rk_job *jobs[TEST_MAX_WORKERS];
@@ -172,7 +172,7 @@ static void test_unreadable_on_one_rank_fails_all(void **state)
     (void)state;
     open_cluster(&cluster, 2);
     call(&cluster, "actor", "export_hf", once, "");
-    setenv("RANKD_FAULTS", "ckpt.read=fail@5", 1); /* once, on whichever comes fifth */
+    setenv("RANKD_FAULTS", "ckpt.read=fail@5", 1); /* once, on the fifth read in any rank */
     test_cluster_call(&cluster, "ref", "init_model", options, NULL, jobs);
     unsetenv("RANKD_FAULTS");
     for (int32_t rank = 0; rank < 2; rank++) {

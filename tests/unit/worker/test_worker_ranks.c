@@ -1,4 +1,5 @@
-/* Several workers in one process: layouts agree, and what fails on one rank leaves no rank waiting. */
+/* Several workers in one process: results agree between layouts, and a failure on one rank leaves no rank
+ * waiting. */
 #include "tests/unit/worker/cluster.h"
 
 #include <math.h>
@@ -18,7 +19,7 @@ static const struct test_mesh four_ranks[] = {
 };
 static const struct test_mesh two_ranks[] = {{"actor", {.tp = 2}}, {"rollout", {.tp = 2}}};
 
-/* What one iteration of generate, log-prob, update, log-prob yields, rows in order. */
+/* The results of one iteration of generate, log-prob, update, log-prob, rows in order. */
 struct iteration {
     int64_t responses[ROWS][RESPONSE];
     float rollout[ROWS][RESPONSE], before[ROWS][RESPONSE], after[ROWS][RESPONSE];
@@ -67,7 +68,7 @@ static void collect(const struct test_cluster *cluster, struct rk_job **jobs, in
                rk_column_values(rk_batch_find(jobs[d * tp]->call.output, name)), bytes);
 }
 
-/* Every rank's own reference on the batch of its replica. */
+/* Gives every rank a reference to the batch of its replica. */
 static void share_chunks(struct rk_batch **inputs, const struct test_cluster *cluster, int32_t tp,
                          struct rk_batch *const *chunks)
 {
@@ -75,7 +76,7 @@ static void share_chunks(struct rk_batch **inputs, const struct test_cluster *cl
         assert_ok(rk_batch_clone(&inputs[rank], chunks[replica_of(rank, tp)]));
 }
 
-/* A planned call of the actor: method, options, and the column that the loss counts. */
+/* A planned call of the actor: method, options, and the mask column of the loss. */
 struct planned_call {
     const char *method, *options, *loss_mask;
     int64_t mini_batch_rows;
@@ -194,8 +195,8 @@ static double error_of(const float *a, const float *b)
     return rk_test_max_rel_error_f32(a, b, ROWS * RESPONSE, 1.0);
 }
 
-/* Goal: samples, log-probs, loss, gradient norm and the updated policy are those of one rank, on every
- * layout. */
+/* Goal: samples, log-probs, loss, gradient norm and the updated policy on every layout equal those of one
+ * rank. */
 static void test_iteration_layouts_agree(void **state)
 {
     static const struct {
@@ -238,8 +239,8 @@ static void check_usable(struct test_cluster *cluster, int32_t tp)
     run_iteration(cluster, tp, &iteration);
 }
 
-/* Goal: a row that only one replica can see is bad ends the call on all ranks, at once, with the rank named,
- * and the communicators stay up. */
+/* Goal: an invalid row of one replica ends the call on all ranks at once, with the rank named, and the
+ * communicators stay valid. */
 static void test_bad_row_on_one_replica_fails_all_ranks(void **state)
 {
     struct rk_batch *prompts[TEST_MAX_WORKERS];
@@ -263,8 +264,8 @@ static void test_bad_row_on_one_replica_fails_all_ranks(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: what only the engine's precision makes a bad option of is refused before any rank begins: the
- * communicators stay up. */
+/* Goal: an option that is invalid only for the engine's precision is refused before any rank starts; the
+ * communicators stay valid. */
 static void test_bad_options_keep_the_world(void **state)
 {
     static const struct {
@@ -307,7 +308,7 @@ static void test_bad_options_keep_the_world(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: a model that cannot be built on one rank is built on none. */
+/* Goal: if one rank cannot build a model, no rank keeps one. */
 static void test_init_model_failing_on_one_rank_leaves_none(void **state)
 {
     struct rk_job *jobs[TEST_MAX_WORKERS];
@@ -355,7 +356,7 @@ static void start_long_generation(struct test_cluster *cluster, struct rk_job **
     }
 }
 
-/* Goal: one rank is asked to stop; the ranks agree, all end with CANCELLED and stay configured. */
+/* Goal: a cancel request on one rank ends the call on all ranks with CANCELLED, and they stay configured. */
 static void test_cancel_one_rank_cancels_all(void **state)
 {
     struct rk_job *jobs[TEST_MAX_WORKERS];
@@ -374,8 +375,8 @@ static void test_cancel_one_rank_cancels_all(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: a cancellation that finds one rank's job in the queue while the other may have begun its own makes
- * no rank wait for the other: both end with CANCELLED and stay configured. */
+/* Goal: a cancellation while one rank's job is queued and the other's may have started leaves no rank
+ * waiting: both end with CANCELLED and stay configured. */
 static void test_cancel_before_one_rank_begins_cancels_all(void **state)
 {
     struct rk_job *running[TEST_MAX_WORKERS], *queued[TEST_MAX_WORKERS];
@@ -402,7 +403,7 @@ static void test_cancel_before_one_rank_begins_cancels_all(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: a rank that does not come to a collective is named by the one that waited, and the wait ends. */
+/* Goal: a rank that does not arrive at a collective is named by the waiting rank, and the wait ends. */
 static void test_missing_rank_is_named(void **state)
 {
     const struct rk_worker_config config = {.collective_timeout_ms = 300};
@@ -427,8 +428,8 @@ static void test_missing_rank_is_named(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: when one rank aborts, all end soon, are not configured, and keep their models for the next
- * configuration. */
+/* Goal: when one rank aborts, all ranks end soon, lose their configuration, and keep their models for the
+ * next one. */
 static void test_abort_on_one_rank_ends_all_and_keeps_models(void **state)
 {
     struct rk_worker_snapshot snapshot;
@@ -456,11 +457,11 @@ static void test_abort_on_one_rank_ends_all_and_keeps_models(void **state)
 }
 
 #ifdef RK_FAULTS
-/* Goal: a rank that fails alone in the middle of an update releases its peers with its reason; the
- * interrupted weights are not used again until init_model. */
+/* Goal: a rank that fails alone in the middle of an update ends its peers' wait with its reason; the
+ * partially updated weights are not used until the next init_model. */
 static void test_update_failing_on_one_rank_releases_peers(void **state)
 {
-    /* Several steps: no rank is through before it hears of the failure in the first one. */
+    /* Several steps, so that no rank completes before it receives the failure of the first one. */
     const struct planned_call call = {
         .method = "update_actor",
         .options = "{}",
@@ -499,7 +500,7 @@ static void test_update_failing_on_one_rank_releases_peers(void **state)
     for (int32_t rank = 0; rank < 4; rank++)
         prompts[rank] = test_prompts(3, PROMPT, 3 * (rank / 2));
     test_cluster_call(&cluster, "rollout", "generate_sequences", "{\"response_length\": 7}", prompts, jobs);
-    for (int32_t rank = 0; rank < 4; rank++) /* nor by the role that shares them */
+    for (int32_t rank = 0; rank < 4; rank++) /* also not by the role that shares them */
         assert_fails(rk_status_clone(jobs[rank]->status), RK_FAILED_PRECONDITION, "role 'actor'");
     destroy_all(&cluster, jobs);
     init_models(&cluster);
@@ -535,7 +536,7 @@ static void test_configure_keeps_unchanged_roles(void **state)
         assert_fails(rk_status_clone(jobs[rank]->status), RK_INVALID_ARGUMENT, "update_weights");
     destroy_all(&cluster, jobs);
 
-    /* The rollout's mesh is unchanged now, but the weights it would use are gone with the actor's. */
+    /* The rollout's mesh is unchanged now, but the weights it shares were dropped with the actor's. */
     test_cluster_configure(&cluster, 4, four_ranks, 2);
     init_models(&cluster);
     test_cluster_configure(&cluster, 5, changed_actor, 2);
@@ -578,7 +579,8 @@ static void open_with_roots(struct test_cluster *cluster)
         &(struct rk_worker_config){.struct_size = sizeof(struct rk_worker_config), .ckpt_roots = roots});
 }
 
-/* Goal: each replica that is left of a lost world still has the whole model, bit for bit, and trains no more.
+/* Goal: each remaining replica of a lost world still has the whole model, bit for bit, and cannot train any
+ * more.
  */
 static void test_configure_keeps_the_weights_of_the_only_replica_left(void **state)
 {
@@ -654,8 +656,7 @@ static void test_export_ranks_of_different_versions_are_refused(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: a role on some of the ranks: the others take part in what is addressed to all, and have no part in
- * the rest. */
+/* Goal: with a role on some of the ranks, the other ranks take part only in calls addressed to all. */
 static void test_role_on_disjoint_ranks(void **state)
 {
     static const int32_t first[] = {0, 1}, second[] = {2, 3};
@@ -690,7 +691,7 @@ static void test_role_on_disjoint_ranks(void **state)
 }
 
 #ifdef RK_FAULTS
-/* Goal: a call that fails in the middle on a rank that has the role alone is nobody else's business. */
+/* Goal: a call that fails in the middle on the only rank of a role does not affect other ranks. */
 static void test_failure_of_a_lone_role_leaves_the_world(void **state)
 {
     static const int32_t first[] = {0, 1}, second[] = {2};

@@ -1,4 +1,4 @@
-/* update_weights: a rollout with a mesh of its own gets the actor's weights; what goes wrong reaches the
+/* update_weights: a rollout with a separate mesh receives the actor's weights; errors are returned on the
  * ranks of both. */
 #include "tests/unit/worker/cluster.h"
 
@@ -12,7 +12,7 @@
 #define RESPONSE 6
 #define ROWS     3
 
-/* Small passes, so that the buckets are what the memory of a rank is planned for. */
+/* Small passes, so that the buckets determine a rank's planned memory. */
 #define ROLLOUT \
     "\"rollout.max_num_seqs\": 1, \"rollout.max_model_len\": 16, \"rollout.max_num_batched_tokens\": 16"
 #define GENERATE "{\"response_length\": 6, \"do_sample\": false, \"ignore_eos\": true}"
@@ -41,7 +41,7 @@ static void open_roles(struct test_cluster *cluster, int32_t num_ranks, const st
     test_cluster_init_model(cluster, "rollout", "\"megatron.seed\": 2, " ROLLOUT);
 }
 
-/* Greedy tokens of the rollout's first rank. */
+/* Generates greedy tokens on the rollout's first rank. */
 static void generate(struct test_cluster *cluster, int32_t rank, int64_t *tokens)
 {
     struct rk_batch *inputs[TEST_MAX_WORKERS] = {NULL};
@@ -57,7 +57,7 @@ static void generate(struct test_cluster *cluster, int32_t rank, int64_t *tokens
     destroy_all(cluster, jobs);
 }
 
-/* Those of a rollout that shares the weights of an actor with this seed. */
+/* The same with a rollout that shares the weights of an actor with this seed. */
 static void generate_shared(int seed, int64_t *tokens)
 {
     char *options = rk_format("\"megatron.seed\": %d", seed);
@@ -102,7 +102,7 @@ static int64_t update(struct test_cluster *cluster, int64_t *copied)
     return received;
 }
 
-/* What the roles hold is what they planned, and no pass had to take more. */
+/* Checks that the roles' memory equals their plans and that no pass needed more. */
 static void check_memory(struct test_cluster *cluster, const char *role)
 {
     struct rk_job *jobs[TEST_MAX_WORKERS];
@@ -125,7 +125,7 @@ static int64_t model_bytes(void)
     return (int64_t)sizeof(float) * (2 * layer + 2 * vocab * hidden + hidden);
 }
 
-/* Goal: a rollout on a rank of its own generates what one over the actor's weights does. */
+/* Goal: a rollout on a separate rank generates the same tokens as one that shares the actor's weights. */
 static void test_rollout_elsewhere_generates_with_the_weights_of_the_actor(void **state)
 {
     int64_t expected[ROWS * RESPONSE], others[ROWS * RESPONSE], tokens[ROWS * RESPONSE], copied;
@@ -147,7 +147,7 @@ static void test_rollout_elsewhere_generates_with_the_weights_of_the_actor(void 
     test_cluster_close(&cluster);
 }
 
-/* Goal: the same on the actor's own ranks, where half of the weights do not travel. */
+/* Goal: the same on the actor's own ranks, where half of the weights are not transferred. */
 static void test_rollout_of_other_layout_generates_with_the_weights_of_the_actor(void **state)
 {
     int64_t expected[ROWS * RESPONSE], tokens[ROWS * RESPONSE], copied, received;
@@ -205,7 +205,7 @@ static void test_shared_weights_are_not_moved(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: a rollout that is built without weights waits for the actor's. */
+/* Goal: a rollout that is built without weights refuses to generate until it has the actor's. */
 static void test_rollout_without_weights_waits_for_them(void **state)
 {
     int64_t expected[ROWS * RESPONSE], tokens[ROWS * RESPONSE], copied;
@@ -255,7 +255,7 @@ static void test_without_actor_there_is_nothing_to_move(void **state)
 }
 
 #ifdef RK_FAULTS
-/* Goal: weights that differ from the actor's generate nothing, until an update went through. */
+/* Goal: a rollout with partially updated weights refuses to generate until an update succeeds. */
 static void test_rollout_of_a_broken_update_does_not_generate(void **state)
 {
     int64_t expected[ROWS * RESPONSE], tokens[ROWS * RESPONSE], copied;
