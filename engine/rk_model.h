@@ -121,7 +121,7 @@ struct rk_model_config {
     struct rk_rope_scaling rope_scaling;
     int64_t num_labels; /* of a classification head */
     struct rk_moe_config moe;
-    /* [num_layers]: which of the family's kinds of layers each one is; 0 is the first. */
+    /* [num_layers]: index of each layer's kind in the family's list of kinds. */
     uint8_t layer_kinds[RK_MODEL_MAX_LAYERS];
     int64_t eos_token_ids[8];
     int32_t num_eos_token_ids;

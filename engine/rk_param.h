@@ -27,7 +27,7 @@ RK_BEGIN_DECLS
  * is sharded. The norm of a step is over all groups. Gradients are sums with global denominators: no group
  * divides by its number of ranks. */
 typedef enum rk_grad_group {
-    RK_GRAD_DENSE,  /* parameters that every replica has */
+    RK_GRAD_DENSE,  /* parameters that are on every replica */
     RK_GRAD_EXPERT, /* experts: different parameters on the ranks of ep */
     RK_GRAD_GROUPS
 } rk_grad_group_t;
@@ -53,19 +53,19 @@ enum rk_param_flags {
      * with sequence parallelism: each has other tokens). */
     RK_PARAM_PARTIAL_GRAD = 1u << 2,
     RK_PARAM_OPTIONAL = 1u << 4, /* Hugging Face files may lack it: a new head */
-    RK_PARAM_FUSED = 1u << 3,    /* in the flat buffers right behind the row before it, without a gap */
-    RK_PARAM_ROUTER = 1u << 5,   /* of what chooses experts, or weights a shared one */
-    /* A vector that files have in fp32: here it is RK_PARAM_WIDE_PARTS times as long, runs whose sum is the
+    RK_PARAM_FUSED = 1u << 3,    /* directly after the previous row in the flat buffers, without a gap */
+    RK_PARAM_ROUTER = 1u << 5,   /* of a router, or of the gate of a shared expert */
+    /* A vector that files have in fp32: in the flat buffers it has RK_PARAM_WIDE_PARTS runs, whose sum is the
      * value (engine/ckpt/hf_wide.c). */
     RK_PARAM_WIDE = 1u << 6,
 };
 
 #define RK_PARAM_WIDE_PARTS 3
 
-/* A tensor [count, rows, columns] that files may have instead of several parameters, which are consecutive
- * runs of its count * rows rows: matrices of experts. */
+/* A tensor [count, rows, columns] of experts' matrices that files may have instead of separate parameters,
+ * which are consecutive runs of its count * rows rows. */
 struct rk_param_stack {
-    char name[64]; /* "": there is none */
+    char name[64]; /* "": none */
     int64_t count, rows;
     int64_t first_row; /* of the parameter */
 };
@@ -80,8 +80,8 @@ struct rk_param_split {
 };
 
 struct rk_param {
-    char name[96];  /* Hugging Face's: "model.layers.0.self_attn.q_proj.weight" */
-    char alias[48]; /* a second name that files may have it under; read when the first is missing; or "" */
+    char name[96];               /* Hugging Face's: "model.layers.0.self_attn.q_proj.weight" */
+    char alias[48];              /* second name in files, read if the first one is missing; or "" */
     struct rk_param_stack stack; /* read when both names are missing */
     rk_dtype_t dtype;
     int32_t rank;                 /* 1 or 2 */

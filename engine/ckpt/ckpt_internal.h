@@ -24,11 +24,11 @@ struct rk_hf_tensor {
     const struct rk_st_tensor *tensor;
     bool is_stack; /* of several parameters: struct rk_param_stack */
 };
-/* The tensor under the parameter's name, or under its alias when there is none, or else the stack that it is
- * part of. NOT_FOUND names the tensor and where it should be. The results are borrowed. */
+/* Finds the tensor by the parameter's name, else by its alias, else the stack that contains the parameter.
+ * NOT_FOUND names the tensor and where it should be. The results are borrowed. */
 struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const struct rk_param *param,
                                  struct rk_hf_tensor *out) RK_NODISCARD;
-/* Whether any file has it, under any of these names. */
+/* Whether any file has the tensor under one of these names. */
 bool rk_hf_dir_has(const struct rk_hf_dir *dir, const struct rk_param *param);
 /* Logs tensors that no parameter uses: a sign that config.json does not match the weights. */
 void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_param_table *params);

@@ -90,7 +90,7 @@ static struct rk_status *make_dirs(const char *path, bool *made)
 
     for (char *slash = strchr(copy + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        (void)mkdir(copy, 0777); /* errors show at the last mkdir */
+        (void)mkdir(copy, 0777); /* errors are reported by the last mkdir */
         *slash = '/';
     }
     rc = mkdir(copy, 0777);
@@ -193,7 +193,7 @@ static void join_columns(const struct export_job *job, const struct rk_param_row
     }
 }
 
-/* All of it comes in one move, since it is small. */
+/* Gathers all rows at once, since the parameter is small. */
 static struct rk_status *write_wide(struct export_job *job, const struct rk_param_rows *rows, int64_t entry)
 {
     const struct rk_model_core *core = job->model->core;
@@ -421,7 +421,7 @@ struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir, in
     struct export_job job = {.model = model, .dir = dir};
     struct rk_status *st;
 
-    /* The writer's replica has everything; of experts other replicas have some. */
+    /* The writer's replica has all dense parameters; experts are also on ranks of other replicas. */
     job.is_gatherer = rk_mesh_axis_size(rk_mesh_comms_mesh(model->core->mesh), RK_AXIS_EP) > 1 ||
                       (coords->axis[RK_AXIS_DP] == 0 && coords->axis[RK_AXIS_CP] == 0);
     job.is_writer = rk_output_is_writer(RK_OUTPUT_HF, model->core->mesh);

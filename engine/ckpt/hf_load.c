@@ -31,7 +31,7 @@ struct load_job {
     struct rk_model_walk walk;
 };
 
-/* "[3, 4]" of a tensor's shape; as much as there is room for. */
+/* "[3, 4]" of a tensor's shape; truncated to `room`. */
 static const char *shape_text(char *text, size_t room, const int64_t *shape, int32_t rank)
 {
     size_t used = 0;

@@ -1,9 +1,10 @@
-/* Parameters that files have in fp32 whatever the model's dtype is (RK_PARAM_WIDE): a correction bias decides
- * between experts by differences that bf16 does not hold.
+/* Parameters that files have in fp32 whatever the model's dtype is (RK_PARAM_WIDE): the choice of experts
+ * depends on differences between correction biases that bf16 cannot represent.
  *
- * The flat buffers have one dtype. So such a parameter has RK_PARAM_WIDE_PARTS runs there, each of which bf16
- * holds exactly: the value rounded to bf16, what is left rounded, and what is left of that. Three times 8
- * bits are the 24 of fp32, and the sum of the three in fp32 is the value. Everything else sees a vector. */
+ * The flat buffers have one dtype. Such a parameter therefore has RK_PARAM_WIDE_PARTS runs there, each of
+ * which is exact in bf16: the value rounded to bf16, the remainder rounded to bf16, and the remainder of
+ * that. Three times 8 bits are the 24 of fp32, and the sum of the three in fp32 is the value. All other code
+ * treats the parameter as a vector. */
 #include "engine/ckpt/ckpt_internal.h"
 
 #include "base/rk_alloc.h"
@@ -47,7 +48,7 @@ void rk_hf_wide_join(const void *parts, rk_dtype_t dtype, int64_t count, float *
     }
 }
 
-/* Reads the values, and makes what the flat buffer has of them. */
+/* Reads the values and splits them into the runs of the flat buffer. */
 static struct rk_status *read_parts(const struct rk_hf_tensor *found, int64_t count, rk_dtype_t dtype,
                                     double *values, double *parts, void *raw)
 {

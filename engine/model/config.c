@@ -1,6 +1,6 @@
 /* Keys of Hugging Face's config.json that all families read. A key that is absent or null has the family's
  * default; numbers may be integers or reals. Unknown keys are ignored, except those that change the
- * mathematics: they are rejected unless they have the implemented value. */
+ * computation: they are rejected unless they have the implemented value. */
 #include "engine/model/model_internal.h"
 
 #include <math.h>
@@ -209,8 +209,8 @@ static double yarn_mscale(double factor, double mscale)
     return factor <= 1 ? 1.0 : 0.1 * mscale * log(factor) + 1.0;
 }
 
-/* What cos and sin, and the scores of latent attention, are multiplied by: transformers' rules, which take a
- * zero for an absent key. */
+/* The factors of cos and sin and of the scores of latent attention, by transformers' rules, which treat zero
+ * as an absent key. */
 static struct rk_status *read_yarn_factors(struct rk_rope_scaling *scaling, const struct rk_json *object,
                                            const char *where)
 {

@@ -1,11 +1,11 @@
-/* What families with layers of experts have in common in config.json. */
+/* Keys of config.json that families with layers of experts have in common. */
 #include "engine/model/model_internal.h"
 
 #include <math.h>
 
 #include "kernels/rk_kernels.h"
 
-/* Families and releases spell the number of experts in several ways, and a file may have more than one. */
+/* Families and releases have several names for the number of experts, and a file may have more than one. */
 static struct rk_status *read_num_experts(struct rk_moe_config *out, const struct rk_json *hf_config)
 {
     static const char *const keys[] = {"num_experts", "num_local_experts", "n_routed_experts"};
@@ -60,7 +60,7 @@ struct rk_status *rk_config_read_moe(struct rk_moe_config *out, const struct rk_
     return rk_config_check_moe(out);
 }
 
-/* Layers that mlp_only_layers names are dense. */
+/* Layers listed in mlp_only_layers are dense. */
 static struct rk_status *read_dense_layers(struct rk_model_config *out, const struct rk_json *hf_config,
                                            uint8_t dense)
 {

@@ -26,9 +26,10 @@ static struct rk_status *add_rope(struct rk_model_core *core, struct rk_block *b
         return NULL;
     RK_ASSERT(rope->width > 0);
     if (rope->width % 2 != 0)
-        return RK_FAIL(RK_UNIMPLEMENTED,
-                       "block %s of layer %lld rotates %lld columns of a head, expected an even number",
-                       block->ops->name, (long long)block->layer, (long long)rope->width);
+        return RK_FAIL(
+            RK_UNIMPLEMENTED,
+            "block %s of layer %lld applies RoPE to %lld columns of a head, expected an even number",
+            block->ops->name, (long long)block->layer, (long long)rope->width);
     for (block->rope = 0; block->rope < core->num_ropes; block->rope++) {
         if (rk_rope_equal(&core->ropes[block->rope], rope))
             return NULL;

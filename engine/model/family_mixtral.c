@@ -1,4 +1,4 @@
-/* Mixtral: a Mistral whose layers all have experts. The probabilities of a token's experts have the sum 1. */
+/* Mixtral: Mistral with experts in all layers. The probabilities of a token's experts sum to 1. */
 #include "engine/model/model_internal.h"
 
 static const char *const mixtral_model_types[] = {"mixtral", NULL};
@@ -34,7 +34,7 @@ static struct rk_status *mixtral_parse_config(struct rk_model_config *out, const
                                       .routed_scaling_factor = 1.0,
                                       .names = &names};
     RK_TRY(rk_config_read_moe(&out->moe, hf_config));
-    out->moe.intermediate_size = out->intermediate_size; /* these are keys of other families */
+    out->moe.intermediate_size = out->intermediate_size; /* other families have separate keys for these */
     out->moe.norm_topk_prob = true;
     return rk_config_read_rope(out, hf_config);
 }

@@ -1,12 +1,12 @@
-/* Qwen2-MoE (Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B): a Qwen2 whose layers have experts and a shared expert with a
- * gate, but for those that mlp_only_layers and decoder_sparse_step leave dense. */
+/* Qwen2-MoE (Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B): Qwen2 with experts and a gated shared expert in all layers
+ * except those that mlp_only_layers and decoder_sparse_step leave dense. */
 #include "engine/model/model_internal.h"
 
 static const char *const qwen2_moe_model_types[] = {"qwen2_moe", NULL};
 
 static struct rk_status *qwen2_moe_parse_config(struct rk_model_config *out, const struct rk_json *hf_config)
 {
-    /* Releases of transformers differ in the layers that a window is of. */
+    /* Releases of transformers differ in which layers have a window. */
     static const struct rk_config_limit limits[] = {{"use_sliding_window", "false"}};
 
     out->hidden_size = 2048;

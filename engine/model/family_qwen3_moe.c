@@ -1,5 +1,5 @@
-/* Qwen3-MoE: a Qwen3 whose layers have experts instead of one MLP, but for those that mlp_only_layers and
- * decoder_sparse_step leave dense. The sliding window, where it is used, is that of all layers. */
+/* Qwen3-MoE: Qwen3 with experts instead of one MLP in all layers except those that mlp_only_layers and
+ * decoder_sparse_step leave dense. A sliding window applies to all layers. */
 #include "engine/model/model_internal.h"
 
 static const char *const qwen3_moe_model_types[] = {"qwen3_moe", NULL};

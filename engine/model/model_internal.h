@@ -49,7 +49,7 @@ extern const struct rk_model_family rk_family_mixtral;   /* family_mixtral.c */
 /* The list with one kind of layer: attention and a gated MLP, with Llama's parameter names. */
 extern const struct rk_layer_kind rk_dense_layers[];
 
-/* The same, and a second kind with experts in the place of the MLP. */
+/* The same, and a second kind with experts instead of the MLP. */
 enum { RK_LAYER_DENSE, RK_LAYER_SPARSE };
 extern const struct rk_layer_kind rk_sparse_layers[];
 extern const struct rk_moe_names rk_moe_names_qwen; /* gate_proj, up_proj, down_proj, shared_expert */
@@ -75,14 +75,14 @@ bool rk_config_has_null(const struct rk_json *hf_config, const char *key);
 struct rk_status *rk_config_read_rope(struct rk_model_config *out,
                                       const struct rk_json *hf_config) RK_NODISCARD;
 /* Number of experts (num_experts, num_local_experts or n_routed_experts), num_experts_per_tok,
- * moe_intermediate_size and norm_topk_prob, with the defaults that `out` holds at the call; checked, with
- * what else is there. INVALID_ARGUMENT. */
+ * moe_intermediate_size and norm_topk_prob, with the defaults that `out` holds at the call; checks them and
+ * the other members. INVALID_ARGUMENT. */
 struct rk_status *rk_config_read_moe(struct rk_moe_config *out, const struct rk_json *hf_config) RK_NODISCARD;
 struct rk_status *rk_config_check_moe(const struct rk_moe_config *moe) RK_NODISCARD;
-/* out->layer_kinds by decoder_sparse_step and mlp_only_layers. */
+/* Sets out->layer_kinds from decoder_sparse_step and mlp_only_layers. */
 struct rk_status *rk_config_read_sparse_layers(struct rk_model_config *out, const struct rk_json *hf_config,
                                                uint8_t dense, uint8_t sparse) RK_NODISCARD;
-/* A key that changes the mathematics, and the only value (JSON text) that is implemented; absent and null
+/* A key that changes the computation, and the only value (JSON text) that is implemented; absent and null
  * pass. */
 struct rk_config_limit {
     const char *key, *allowed;

@@ -39,7 +39,7 @@ struct rk_param_spec {
         const char *name; /* NULL: none */
         int64_t count, rows, first_row;
     } stack;        /* struct rk_param_stack */
-    bool sees_rows; /* replicated, and applied to rows of the residual stream */
+    bool sees_rows; /* a replicated parameter that is applied to rows of the residual stream */
     bool is_expert;
     int32_t ep_rank; /* of an expert's parameter: the ep rank that holds it */
 };

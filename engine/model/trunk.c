@@ -38,7 +38,7 @@ static bool starts_part(const struct rk_model_core *core, const struct rk_chunk 
            (i == chunk->begin || core->blocks[i - 1].layer != layer);
 }
 
-/* Norm of the current residual. If it is saved, residual and statistics get memory of their own. */
+/* Norm of the current residual. If it is saved, residual and statistics get separate memory. */
 static struct rk_status *norm_stream(struct rk_pass *pass, const struct rk_weight *weight, struct flow *flow,
                                      bool keeps, struct rk_norm_saved *saved)
 {

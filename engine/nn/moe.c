@@ -5,9 +5,9 @@
  *          \                                                                                     /
  *           +------------------------------- shared expert --------------------------------------
  *
- * Every tp rank has all tokens, chooses alike, and has its part of the width of every expert and of the
- * shared one: what experts and shared expert give are summands, of which there is one sum over tp (and with
- * sequence parallelism every rank gets its rows). The gradients of probabilities, and with them those of the
+ * Every tp rank has all tokens, makes the same choices, and has its part of the width of every expert and of
+ * the shared one: the results of experts and shared expert are summands of one sum over tp (with sequence
+ * parallelism every rank receives its rows). The gradients of probabilities, and therefore those of the
  * router, are summands too.
  *
  * With etp=1 and tp > 1 every expert keeps its whole width, and each tp rank routes its own rows of the
@@ -16,11 +16,11 @@
  *
  * With ep > 1 the rows are exchanged with the ranks of their experts (moe_exchange.c).
  *
- * Nothing of a token depends on other tokens: products give a row the bits that it has alone, and rows of a
- * token are added by ascending expert. */
+ * The result of a token does not depend on other tokens: GEMMs give a row the same bits in any batch, and
+ * rows of a token are added by ascending expert. */
 #include "engine/nn/moe_internal.h"
 
-/* The pass with the number of tokens that this rank routes. */
+/* A copy of the pass with the number of tokens that this rank routes. */
 static struct rk_pass pass_of_experts(const struct rk_pass *pass, const struct rk_moe *moe)
 {
     struct rk_pass experts = *pass;
@@ -70,7 +70,7 @@ static struct rk_moe_rows rows_of(const struct rk_moe_saved *saved)
         .offsets = as_list(saved->offsets), .probs = as_list(saved->row_probs), .gate_up = saved->gate_up};
 }
 
-/* The rows of x become what the experts make of them. */
+/* Replaces the rows of x by the experts' results. */
 static struct rk_status *experts_of_rank_fwd(const struct rk_pass *pass, const struct rk_block *block,
                                              const struct rk_moe_saved *saved, rk_tensor_t x_rows,
                                              bool has_out)
@@ -84,7 +84,8 @@ static struct rk_status *experts_of_rank_fwd(const struct rk_pass *pass, const s
                               has_out ? x_rows : (rk_tensor_t){0});
 }
 
-/* y [T, hidden_size] = what the experts make of x: a summand over tp. y none: what backward needs only. */
+/* y [T, hidden_size] = the experts' results for x: a summand over tp. y none: computes only what backward
+ * needs. */
 static struct rk_status *experts_fwd(const struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
                                      const struct rk_moe_saved *saved, rk_tensor_t y)
 {
@@ -107,7 +108,7 @@ static struct rk_status *experts_fwd(const struct rk_pass *pass, const struct rk
     return NULL;
 }
 
-/* Both kinds of experts over the same tokens. y none: what backward needs only. */
+/* Routed and shared experts over the same tokens. y none: computes only what backward needs. */
 static struct rk_status *forward_by_tokens(const struct rk_pass *pass, const struct rk_block *block,
                                            const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t out,
                                            rk_reduce_op_t op)
@@ -135,7 +136,7 @@ static struct rk_status *add_sum(const struct rk_pass *pass, rk_tensor_t tokens,
     return rk_axpby(pass->stream, &(struct rk_axpby_args){.y = out, .x = rows, .alpha = 1, .beta = 1});
 }
 
-/* The experts over the rows of this rank, the shared one over all tokens. */
+/* The routed experts over the rows of this rank, the shared one over all tokens. */
 static struct rk_status *forward_by_rows(const struct rk_pass *pass, const struct rk_block *block,
                                          const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t out,
                                          rk_reduce_op_t op)
@@ -159,7 +160,7 @@ static struct rk_status *forward_by_rows(const struct rk_pass *pass, const struc
 static struct rk_status *moe_forward(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
                                      rk_tensor_t out, void *block_saved)
 {
-    /* strict: the sum of a row may not depend on how many rows there are. */
+    /* strict: the sum of a row must not depend on the number of rows. */
     rk_reduce_op_t op = pass->is_strict ? RK_REDUCE_ORDERED_SUM : RK_REDUCE_SUM;
     const struct rk_moe *moe = block->own;
     struct rk_step_mark mark;
@@ -172,7 +173,8 @@ static struct rk_status *moe_forward(struct rk_pass *pass, const struct rk_block
     return NULL;
 }
 
-/* drows: the rows of dy become those of dx. The rows of dy, of x and of dx follow one another in one place.
+/* Replaces the rows of dy in drows by those of dx. The rows of dy, of x and of dx successively use the same
+ * memory.
  */
 static struct rk_status *experts_of_rank_bwd(const struct rk_pass *pass, const struct rk_block *block,
                                              const struct rk_moe_saved *saved, rk_tensor_t x,

@@ -1,9 +1,9 @@
-/* What a layer of experts declares: parameters and activations of this rank.
+/* The declaration of a layer of experts: parameters and activations of this rank.
  *
  * The rows of the parameter table have Hugging Face's names of single experts. Those of [gate; up] of all
- * experts follow one another without a gap, and those of down: each is one allocation, which the grouped
- * products take as a whole. Router and gate of the shared expert are the same on all tp ranks, each of which
- * has the summand of their gradients that comes from its part of the experts. */
+ * experts follow one another without a gap, and those of down: each is one allocation, the operand of the
+ * grouped GEMMs. Router and gate of the shared expert are the same on all tp ranks, each of which has the
+ * summand of their gradients that comes from its part of the experts. */
 #include "engine/nn/moe_internal.h"
 
 #include <stdio.h>
@@ -13,7 +13,7 @@ struct site {
     const struct rk_block_site *at;
 };
 
-/* Where newer files have the experts' matrices as one tensor: module mlp, whatever the family's is. */
+/* The name under which newer files have the experts' matrices as one tensor: module mlp for all families. */
 static void set_stack(struct rk_param_spec *spec, char *name, size_t room, const struct site *site,
                       const char *tensor)
 {
@@ -172,7 +172,7 @@ static void declare_shared_activations(struct rk_block *block)
         .name = "shared_dscore", .life = RK_ACTIVATION_BACKWARD, .is_stat = true, .columns = 1};
 }
 
-/* Of rows: K a token. */
+/* An activation with K rows per token. */
 static struct rk_activation_decl of_rows(const struct rk_moe *moe, const char *name,
                                          rk_activation_life_t life, int64_t columns)
 {

@@ -1,7 +1,7 @@
 /* Experts on other ranks: each row is sent to the rank of its expert, and its result is sent back, in rounds
  * over buffers of bounded size (moe_exchange_plan.h), so that memory does not depend on the routing.
  *
- * Nothing of a round is kept: the backward pass sends the rows again and recomputes gate and up. The result
+ * No data of a round is kept: the backward pass sends the rows again and recomputes gate and up. The result
  * of a token does not depend on the number of rounds. The gradients of the experts' weights are added once
  * per round. */
 #include "engine/nn/moe_exchange_plan.h"
@@ -23,7 +23,7 @@ struct exchange {
     int64_t count;                       /* rows received */
     rk_tensor_t ids;                     /* I32 [capacity, 1]: their experts */
     rk_tensor_t order, places; /* I32: the received row that is the i-th by expert, and the inverse */
-    rk_tensor_t offsets;       /* I32 [num_experts + 1]: where those of each expert begin */
+    rk_tensor_t offsets;       /* I32 [num_experts + 1]: first row of each expert */
 };
 
 static rk_tensor_t as_column(rk_tensor_t t)
@@ -66,7 +66,7 @@ static struct rk_status *share_offsets(struct exchange *ex, const struct rk_moe_
     return NULL;
 }
 
-/* Default: RK_MOE_DISPATCH_FACTOR times the rows of the rank that has the most. */
+/* The default is RK_MOE_DISPATCH_FACTOR times the largest number of rows on a rank. */
 static int64_t capacity_of(const struct exchange *ex, const struct rk_moe *moe)
 {
     int64_t most = 0, experts = moe->config.num_experts;
@@ -185,7 +185,7 @@ static struct rk_status *sort_ids(const struct exchange *ex)
                                                                     .ids = of_round(ex, ex->ids)});
 }
 
-/* sorted [count, n] = the received rows in that order; and back. */
+/* sorted [count, n] = the received rows in that order, or the inverse. */
 static struct rk_status *sort(const struct exchange *ex, rk_tensor_t received, rk_tensor_t sorted)
 {
     return rk_gather_rows(ex->pass->stream, &(struct rk_rows_args){.out = of_round(ex, sorted),

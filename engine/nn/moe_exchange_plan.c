@@ -37,8 +37,8 @@ void rk_moe_exchange_plan_init(struct rk_moe_exchange_plan *plan)
     }
 }
 
-/* What of rows that stand from *position on in the list of a receiver belongs to a round. Advances *position
- * past all of them. */
+/* The part, within a round, of rows that begin at *position of a receiver's list. Advances *position past all
+ * of the rows. */
 static struct rk_moe_span clip(const struct rk_moe_exchange_plan *plan, struct rk_moe_span rows,
                                int64_t round, int64_t *position)
 {

@@ -1,6 +1,6 @@
-/* The experts' products. The probability of a row is multiplied into its activation, in front of the product
- * that is linear: rows of results need only be added then, and the gradient of the probability needs no
- * result (Megatron-LM does the same; Hugging Face multiplies the result). */
+/* The experts' GEMMs. The activation of a row is multiplied by its probability before the linear down
+ * projection: the results then only need to be added, and the gradient of the probability does not need them
+ * (Megatron-LM does the same; Hugging Face multiplies the result). */
 #include "engine/nn/moe_internal.h"
 
 static rk_tensor_t matrices(const struct rk_pass *pass, const struct rk_expert_weight *weight, void *buffer,
@@ -33,7 +33,7 @@ static struct rk_status *multiply_back(const struct rk_pass *pass, const struct 
             .y = dx, .x = dy, .w = matrices(pass, weight, pass->values, pass->dtype), .offsets = offsets});
 }
 
-/* Gradients of experts are added to zeros: a pass may have no row for an expert. */
+/* Gradients of experts are accumulated onto zeroed memory: a pass may have no row for an expert. */
 static struct rk_status *add_gradients(const struct rk_pass *pass, const struct rk_expert_weight *weight,
                                        rk_tensor_t offsets, rk_tensor_t x, rk_tensor_t dy)
 {
@@ -76,7 +76,7 @@ struct rk_status *rk_moe_experts_bwd_down(const struct rk_pass *pass, const stru
 {
     rk_tensor_t gate = gate_of(moe, rows->gate_up), up = up_of(moe, rows->gate_up);
 
-    /* activated: first the gradient of it, then itself */
+    /* activated: first its gradient, then the recomputed activation */
     RK_TRY(multiply_back(pass, &moe->down, rows->offsets, dout, activated));
     RK_TRY(rk_swiglu_bwd(pass->stream, &(struct rk_swiglu_bwd_args){.dgate = gate,
                                                                     .dup = up,

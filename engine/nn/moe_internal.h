@@ -1,17 +1,16 @@
-/* Private to engine/nn: the parts of a layer of experts. How they come together: moe.c.
+/* Private to engine/nn: the parts of a layer of experts, combined in moe.c.
  *
- * E experts, K of them a token, T tokens, R = T K rows. A row is what one expert gets of one token: rows are
- * sorted by expert, within one by token. */
+ * E experts, K of them per token, T tokens, R = T K rows. A row is the input of one expert for one token:
+ * rows are sorted by expert, and within an expert by token. */
 #ifndef RK_MOE_INTERNAL_H
 #define RK_MOE_INTERNAL_H
 
 #include "engine/nn/nn_internal.h"
 
-/* Without a limit of its own a rank takes as many rows in a round of an exchange as this many ranks' share.
- */
+/* Default limit of the rows received in a round of an exchange, in multiples of one rank's rows. */
 #define RK_MOE_DISPATCH_FACTOR 2
 
-/* Matrices of the experts of this rank, one behind the other: [num_experts, rows, cols]. */
+/* Adjacent matrices of this rank's experts: [num_experts, rows, cols]. */
 struct rk_expert_weight {
     int64_t param; /* the first row of the parameter table */
     int64_t num_experts, rows, cols;
@@ -23,11 +22,11 @@ struct rk_moe {
     int64_t hidden_size;
     int64_t intermediate_size; /* of an expert: this rank's part */
     struct rk_weight router;   /* [E, hidden_size] */
-    struct rk_weight bias;     /* parts of [E]: added to scores to choose; with has_correction_bias */
+    struct rk_weight bias;     /* parts of [E]: added to scores for the choice; with has_correction_bias */
     struct rk_expert_weight gate_up, down;
     bool is_by_rows;       /* etp=1 and tp > 1: each tp rank routes its own rows */
     int64_t dispatch_rows; /* ep > 1: rows that a rank receives in a round; 0: the default */
-    /* What every token passes beside its experts; without intermediate_size there is none. */
+    /* The shared expert, applied to all tokens; intermediate_size 0: none. */
     struct {
         int64_t intermediate_size; /* this rank's part */
         struct rk_weight gate_up, down;
@@ -35,17 +34,17 @@ struct rk_moe {
     } shared;
 };
 
-/* What backward needs of forward. */
+/* Tensors that backward needs from forward. */
 struct rk_moe_saved {
     rk_tensor_t logits;       /* stat [T, E] */
     rk_tensor_t ids;          /* I32 [T, K] */
     rk_tensor_t places;       /* I32 [T, K]: the row of each choice */
     rk_tensor_t tokens;       /* I32 [R]: the token of each row */
-    rk_tensor_t offsets;      /* I32 [E + 1]: where the rows of each expert begin */
+    rk_tensor_t offsets;      /* I32 [E + 1]: first row of each expert */
     rk_tensor_t row_probs;    /* stat [R] */
     rk_tensor_t gate_up;      /* [R, 2 * intermediate_size] */
     rk_tensor_t shared_score; /* stat [T, 1]: a logit */
-    rk_tensor_t shared_prob;  /* stat [T, 1]: the sigmoid of it */
+    rk_tensor_t shared_prob;  /* stat [T, 1]: the sigmoid of the score */
     rk_tensor_t shared_gate_up;
 };
 
@@ -97,8 +96,8 @@ struct rk_status *rk_moe_gate_bwd(const struct rk_pass *pass, const struct rk_bl
                                   const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t dprob,
                                   rk_tensor_t dx) RK_NODISCARD;
 
-/* --- moe_rows.c: between tokens and rows. What comes in between, from here to the experts and back, may be
- * an exchange with other ranks. --- */
+/* --- moe_rows.c: between tokens and rows. Between these and the experts there may be an exchange with other
+ * ranks. --- */
 /* Sorts the choices: fills places, tokens and offsets of `saved` from its ids, and row_probs from probs. */
 struct rk_status *rk_moe_sort_tokens(const struct rk_pass *pass, const struct rk_moe_saved *saved,
                                      rk_tensor_t probs) RK_NODISCARD;
@@ -115,35 +114,36 @@ struct rk_status *rk_moe_collect_dprobs(const struct rk_pass *pass, const struct
 /* --- moe_experts.c: the experts of this rank over their rows, [num_rows, hidden_size] --- */
 struct rk_moe_rows {
     rk_tensor_t offsets; /* I32 [experts of this rank + 1] */
-    rk_tensor_t probs;   /* stat [num_rows]: what results are multiplied with */
+    rk_tensor_t probs;   /* stat [num_rows]: factors of the results */
     rk_tensor_t gate_up; /* [num_rows, 2 * intermediate_size] */
 };
-/* Fills gate_up; out = down (prob * silu(gate) * up), which may have the memory of x; out none: not wanted.
+/* Fills gate_up; out = down (prob * silu(gate) * up), which may have the memory of x; out none: not computed.
  * activated: scratch, [num_rows, intermediate_size]. */
 struct rk_status *rk_moe_experts_fwd(const struct rk_pass *pass, const struct rk_moe *moe,
                                      const struct rk_moe_rows *rows, rk_tensor_t x, rk_tensor_t activated,
                                      rk_tensor_t out) RK_NODISCARD;
-/* From dout to dprobs, and to the gradients of gate and up in the place of these; the gradient of down.
+/* Computes from dout dprobs, the gradients of gate and up (in place), and the gradient of down.
  * activated: scratch. */
 struct rk_status *rk_moe_experts_bwd_down(const struct rk_pass *pass, const struct rk_moe *moe,
                                           const struct rk_moe_rows *rows, rk_tensor_t dout,
                                           rk_tensor_t activated, rk_tensor_t dprobs) RK_NODISCARD;
-/* From there to dx, which may have the memory of x, and the gradient of gate and up. */
+/* Computes from these dx, which may have the memory of x, and the gradients of the gate and up weights. */
 struct rk_status *rk_moe_experts_bwd_up(const struct rk_pass *pass, const struct rk_moe *moe,
                                         const struct rk_moe_rows *rows, rk_tensor_t x,
                                         rk_tensor_t dx) RK_NODISCARD;
 
 /* --- moe_exchange.c: with ep, the experts of all ranks over the rows of this one. Collective over ep. --- */
-/* rows [R, hidden_size], of x: become their results. */
+/* Replaces rows [R, hidden_size] of x by their results. */
 struct rk_status *rk_moe_exchange_fwd(const struct rk_pass *pass, const struct rk_block *block,
                                       const struct rk_moe_saved *saved, rk_tensor_t rows) RK_NODISCARD;
-/* dy_rows become the rows of dx; drow_probs stat [R] is written; the gradients of this rank's experts. */
+/* Replaces dy_rows by the rows of dx, writes drow_probs stat [R], and accumulates the gradients of this
+ * rank's experts. */
 struct rk_status *rk_moe_exchange_bwd(const struct rk_pass *pass, const struct rk_block *block,
                                       const struct rk_moe_saved *saved, rk_tensor_t x_rows,
                                       rk_tensor_t dy_rows, rk_tensor_t drow_probs) RK_NODISCARD;
 
 /* --- moe_shared.c: the shared expert over all tokens, a partial sum over tp --- */
-/* y += shared(x), and what backward needs of it; y none: only that. */
+/* y += shared(x), and saves what backward needs; y none: only the latter. */
 struct rk_status *rk_moe_shared_fwd(const struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
                                     const struct rk_moe_saved *saved, rk_tensor_t y) RK_NODISCARD;
 /* dx += the gradient of x. */

@@ -1,5 +1,5 @@
-/* Scores of tokens: the router, and the gate of a shared expert. In the dtype of statistics, whatever the
- * model's is: what lies close together would otherwise be chosen by rounding. */
+/* Scores of tokens: the router, and the gate of a shared expert. Computed in the dtype of statistics for all
+ * model dtypes: otherwise rounding would decide between close scores. */
 #include "engine/nn/moe_internal.h"
 
 static struct rk_moe_route_args route_args(const struct rk_moe *moe, const struct rk_moe_saved *saved,

@@ -1,5 +1,5 @@
 /* The shared expert: a gated MLP of all tokens, split over tp like a dense one, whose result is added to that
- * of the experts. With a gate of its own the sigmoid of a score weights each token, as probabilities do
+ * of the experts. With a separate gate the sigmoid of a score weights each token, as probabilities do
  * (moe_experts.c). */
 #include "engine/nn/moe_internal.h"
 

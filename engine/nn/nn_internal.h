@@ -237,7 +237,7 @@ struct rk_rope_tables {
 };
 /* RoPE over whole heads, with the keys of config.json that apply to all layers. */
 struct rk_rope_spec rk_rope_of_config(const struct rk_model_config *config);
-/* They have the same tables. */
+/* Whether both have the same tables. */
 bool rk_rope_equal(const struct rk_rope_spec *a, const struct rk_rope_spec *b);
 /* Frequency k of width / 2 with scaling, rounded to fp32 at the same steps as Hugging Face. */
 float rk_rope_inv_freq(const struct rk_rope_spec *rope, int64_t k);
@@ -266,15 +266,15 @@ typedef enum rk_activation_life {
     RK_ACTIVATION_LIFE_COUNT
 } rk_activation_life_t;
 
-/* A tensor that a block makes: [num_tokens * rows_per_token, columns], or [num_rows, columns]. */
+/* A tensor that a block allocates: [num_tokens * rows_per_token, columns], or [num_rows, columns]. */
 struct rk_activation_decl {
     const char *name; /* "qkv" */
     rk_activation_life_t life;
     bool is_stat;           /* in the dtype of statistics; otherwise in the model's */
-    int64_t columns;        /* of this rank; 0: this block makes none */
+    int64_t columns;        /* of this rank; 0: not allocated */
     bool is_index;          /* I32 */
     int64_t rows_per_token; /* 0: 1 */
-    int64_t num_rows;       /* above 0: this many, whatever the tokens are */
+    int64_t num_rows;       /* above 0: number of rows, independent of the tokens */
 };
 
 /* Declaration of a block on this rank. Caches, RoPE tables and memory plans are computed from it; no other
@@ -334,10 +334,10 @@ struct rk_block_ops {
 /* Bytes per token, of one tensor of the cache and of all those of a block. */
 int64_t rk_cache_bytes(const struct rk_cache_decl *cache, rk_dtype_t dtype);
 int64_t rk_block_cache_bytes(const struct rk_block *block, rk_dtype_t dtype);
-/* Bytes a token of the activations with that life; those with a number of rows of their own are not in it. */
+/* Bytes per token of the activations with that life, without those with num_rows. */
 int64_t rk_block_activation_bytes(const struct rk_block *block, rk_activation_life_t life, rk_dtype_t dtype,
                                   rk_dtype_t stat_dtype);
-/* Makes activation `i` of the block, as declared, where its life says. RESOURCE_EXHAUSTED. */
+/* Allocates activation `i` of the block, as declared, in the memory for its life. RESOURCE_EXHAUSTED. */
 struct rk_status *rk_activation_make(const struct rk_pass *pass, const struct rk_block *block, int32_t i,
                                      rk_tensor_t *out) RK_NODISCARD;
 /* Tensor `i` of the block's cache, [num_blocks, heads, block size, width]. Only in a pass with a cache. */
@@ -347,7 +347,7 @@ const struct rk_rope_tables *rk_block_rope(const struct rk_pass *pass, const str
 
 extern const struct rk_block_ops rk_block_attention; /* attention.c: grouped-query attention with RoPE */
 extern const struct rk_block_ops rk_block_swiglu;    /* mlp.c */
-extern const struct rk_block_ops rk_block_moe;       /* moe.c: experts, and a shared one beside them */
+extern const struct rk_block_ops rk_block_moe;       /* moe.c: routed experts and a shared expert */
 
 /* --- heads: compute the outputs of enum rk_head_output from final hidden states; rows of heads.c --- */
 struct rk_head_ops;

@@ -51,7 +51,7 @@ static double interpolate_llama3(const struct rk_rope_scaling *scaling, double i
     return (1.0 - share) * slow + share * inv_freq;
 }
 
-/* The column of which so many rotations fit into the original context. */
+/* The column with `num_rotations` rotations in the original context. */
 static double yarn_column(const struct rk_rope_spec *rope, double num_rotations)
 {
     double original = (double)rope->scaling.original_max_position_embeddings;

@@ -118,7 +118,7 @@ static void test_rotation_of_an_odd_width_is_refused(void **state)
 
     (void)state;
     assert_fails(rk_test_model_open(&test, &spec), RK_UNIMPLEMENTED,
-                 "block odd of layer 2 rotates 63 columns of a head");
+                 "block odd of layer 2 applies RoPE to 63 columns");
     assert_int_equal(rk_device_get_stats(test.device).num_allocations, 0);
     rk_test_model_close(&test);
 }
