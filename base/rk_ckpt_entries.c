@@ -1,4 +1,4 @@
-/* What stands in the directory of a checkpoint. */
+/* The entries of a checkpoint's directory. */
 #include "base/rk_ckpt_dir_internal.h"
 
 #include <dirent.h>
@@ -86,7 +86,7 @@ struct rk_status *rk_ckpt_manifest_add_files(struct rk_ckpt_manifest *manifest, 
     return st;
 }
 
-/* --- checkpoints that verl wrote --- */
+/* --- checkpoints written by verl --- */
 
 struct rk_status *rk_ckpt_check_foreign(const char *part_dir)
 {

@@ -1,4 +1,4 @@
-/* Writing a part of a checkpoint, which takes the place of its predecessor at once, and removing one. */
+/* Writes a part of a checkpoint, which replaces its predecessor atomically, and removes one. */
 #include "base/rk_ckpt_dir_internal.h"
 
 #include <dirent.h>
@@ -23,7 +23,7 @@
 
 /* --- removing --- */
 
-/* Empties the directory that `fd` is, which it closes. `path` is for messages. */
+/* Empties the directory open as `fd`, and closes it. `path` is for messages. */
 static struct rk_status *empty_dir(int fd, const char *path, int depth)
 {
     DIR *entries = depth < DEPTH_MAX ? fdopendir(fd) : NULL;
@@ -214,8 +214,8 @@ static void remove_old(const char *path)
     rk_status_free(st);
 }
 
-/* *old becomes the name that the replaced part has now. On a file system that cannot exchange two names there
- * is a moment in which no directory is named part_dir. */
+/* *old receives the new name of the replaced part. On a file system that cannot exchange two names, part_dir
+ * does not exist for a moment. */
 static struct rk_status *replace(const char *temp_dir, const char *part_dir, char **old)
 {
     struct rk_status *st = NULL;
@@ -252,7 +252,7 @@ struct rk_status *rk_ckpt_publish(const char *temp_dir, const char *part_dir)
     }
     if (!st)
         st = rk_file_sync_dir(step_dir);
-    if (!st && old) /* only now does the new part survive a crash of the machine */
+    if (!st && old) /* from here on the new part survives a crash of the machine */
         remove_old(old);
     if (!st)
         st = rk_file_sync_dir(dir);

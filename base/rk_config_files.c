@@ -1,4 +1,4 @@
-/* Files of a configuration: reading them, what a view says of them, and what they inherit. */
+/* Files of a configuration: reading, the view's changes to them, and inheritance. */
 #include "base/rk_config_files_internal.h"
 
 #include <limits.h>
@@ -87,7 +87,7 @@ void rk_config_view_problem(struct rk_config_loader *loader, const struct rk_con
     rk_free(where);
 }
 
-/* A copy of the view without the members that only select. */
+/* A copy of the view without reserved members other than __delete__. */
 static struct rk_json *copy_plain_members(const struct rk_config_view *view)
 {
     struct rk_json *plain = rk_json_new_object();

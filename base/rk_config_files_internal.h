@@ -1,4 +1,4 @@
-/* Between rk_config_resolve.c, which walks folders, and rk_config_files.c, which reads files. */
+/* Shared by rk_config_resolve.c, which walks directories, and rk_config_files.c, which reads files. */
 #ifndef RK_CONFIG_FILES_INTERNAL_H
 #define RK_CONFIG_FILES_INTERNAL_H
 
@@ -11,10 +11,10 @@
 struct rk_config_resolver {
     struct rk_config_loader *loader;
     char nest_root[PATH_MAX]; /* canonical; all files must be below it */
-    int depth;                /* of folders, bounded because links may form a cycle */
+    int depth;                /* of directories, limited because links may form a cycle */
 };
 
-/* The user's text for one node, and its place. json is NULL when nothing was written. */
+/* The user's text for one node, and its position. json is NULL if there is none. */
 struct rk_config_view {
     const struct rk_json *json;
     struct rk_config_place place;
@@ -26,19 +26,19 @@ struct rk_config_chain {
     const struct rk_config_chain *heir;
 };
 
-/* Members that choose, and say nothing themselves. */
+/* Whether the key is reserved ("__..."): a directive that is not part of the result. */
 bool rk_config_is_reserved(const char *key);
-/* Takes `text`. NULL, and a problem, when it is not a JSON object. */
+/* Takes ownership of `text`. NULL, with a problem reported, if it is not a JSON object. */
 const struct rk_config_doc *rk_config_add_doc(struct rk_config_loader *loader, const char *name, char *text,
                                               size_t bytes);
-/* The same of a file. */
+/* The same for a file. */
 const struct rk_config_doc *rk_config_load_doc(struct rk_config_loader *loader, const char *file);
 /* The part of `view` under `key`; the key's text must live in the arena or in a document. */
 struct rk_config_view rk_config_view_member(const struct rk_config_loader *loader,
                                             const struct rk_config_view *view, const char *key);
 void rk_config_view_problem(struct rk_config_loader *loader, const struct rk_config_view *view,
                             const char *key, const char *path, const char *message);
-/* Applies the view to the contents of a file: __override__ and the plain members mean the same. */
+/* Applies the view to the contents of a file; __override__ and plain members have the same effect. */
 void rk_config_apply_view(struct rk_config_loader *loader, struct rk_json *value, const char *path,
                           const struct rk_config_view *view);
 /* Merges the chain's file, after those that it inherits from, over `value`. */

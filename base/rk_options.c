@@ -40,7 +40,7 @@ static struct rk_status *unknown_option(const struct rk_command_syntax *syntax, 
     return st;
 }
 
-/* "--name", "--name=value" or "--name value"; *next is the index after what was used. */
+/* "--name", "--name=value" or "--name value"; *next is the index after the parsed words. */
 static struct rk_status *parse_option(struct rk_command_line *line, const struct rk_command_syntax *syntax,
                                       int argc, char **argv, int *next)
 {

@@ -1,4 +1,5 @@
-/* Facts about the daemon and what follows from them: its state, health, and what it takes. */
+/* Facts about the daemon and the values derived from them: its state, its health, and which calls it
+ * accepts. */
 #include "daemon/daemon_internal.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Jobs of the worker: their way back from E, and those without a call that waits for the result. */
+/* Jobs of the worker: their return from thread E, and jobs without a call that waits for the result. */
 #include "daemon/daemon_internal.h"
 
 #include "base/rk_alloc.h"

@@ -19,7 +19,7 @@
 #include "daemon/tls_internal.h"
 #include "dispatch/rk_batch.h"
 
-#define KEPT_MEMORY_BYTES (512LL << 20) /* of batches that are through, for the next */
+#define KEPT_MEMORY_BYTES (512LL << 20) /* freed memory of batches, kept for the next ones */
 
 static struct rk_status *take_lock(struct rk_daemon *daemon, int i, const char *dir, const char *name)
 {

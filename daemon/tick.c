@@ -16,7 +16,7 @@
  * restarted. */
 #define FAILED_EXIT_NS (30 * 1000000000LL)
 
-#define KEPT_MEMORY_MS 5000 /* memory of a batch that is through, for the next: steps follow each other */
+#define KEPT_MEMORY_MS 5000 /* time for which freed memory of a batch is kept for the next step */
 
 static void tick_lease(struct rk_daemon *daemon)
 {

@@ -1,4 +1,4 @@
-/* What a daemon checks of the micro-batch plan that it received. */
+/* A daemon's checks of a received micro-batch plan. */
 #include "dispatch/rk_plan.h"
 
 #include <inttypes.h>

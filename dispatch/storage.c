@@ -1,5 +1,5 @@
-/* The memory of columns. A large one that is freed is kept for a moment, if the program asked for that: the
- * system zeroes every page that it gives, which takes longer than filling it. */
+/* The memory of columns. If the program requests it, freed large memory is kept for a short time: the system
+ * zeroes every new page, which takes longer than filling it. */
 #include "dispatch/batch_internal.h"
 
 #include <pthread.h>
@@ -11,7 +11,7 @@
 
 static struct {
     pthread_mutex_t lock;
-    struct rk_storage *first; /* the last that was freed */
+    struct rk_storage *first; /* the most recently freed one */
     size_t bytes, max_bytes;
 } kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -29,7 +29,7 @@ static struct rk_status *create(struct rk_storage **out, size_t bytes)
     return NULL;
 }
 
-/* One that is large enough, but not by much. */
+/* Takes kept memory that is large enough, but not much larger. */
 static struct rk_storage *take_kept(size_t bytes)
 {
     struct rk_storage *found;
@@ -95,7 +95,7 @@ size_t rk_batch_trim_memory(int64_t age_ms)
     pthread_mutex_lock(&kept.lock);
     while (*link && (*link)->freed_ns > until_ns)
         link = &(*link)->next;
-    old = *link; /* and all behind it, which were freed before */
+    old = *link; /* and all after it, which were freed earlier */
     *link = NULL;
     for (const struct rk_storage *storage = old; storage; storage = storage->next)
         kept.bytes -= storage->capacity;

@@ -53,7 +53,7 @@ static struct rk_status *check_tokens(const struct rk_method_call *call, const s
     return NULL;
 }
 
-/* A stage would wait for ever for a micro-batch that another stage refuses. */
+/* A stage would wait without end for a micro-batch that another stage refuses. */
 static struct rk_status *check_schedule(const struct rk_method_call *call, bool trains)
 {
     const struct rk_plan *plan = &call->job->plan;
@@ -92,7 +92,7 @@ struct rk_status *rk_method_call_check_plan(const struct rk_method_call *call, c
         return NULL;
     option = rk_format("%s=%lld", trains ? "ppo_max_token_len_per_gpu" : "log_prob_max_token_len_per_gpu",
                        (long long)(limit / cp));
-    if (cp > 1) { /* ranks share a micro-batch */
+    if (cp > 1) { /* the ranks share a micro-batch */
         char *of_one = option;
 
         option = rk_format("%s x cp=%d", of_one, cp);

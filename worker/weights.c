@@ -1,4 +1,4 @@
-/* Weights: their owner, their users, and the roles between which update_weights moves them. */
+/* Weights: their owner, the roles that share them, and the roles between which update_weights copies them. */
 #include "worker/worker_internal.h"
 
 #include "base/rk_alloc.h"

@@ -1,4 +1,4 @@
-/* What the commands of checkpoints have in common: paths, the group of daemons, calls on it. */
+/* Shared by the checkpoint commands: paths, the group of daemons, calls on it. */
 #ifndef RK_CHECKPOINT_COMMAND_INTERNAL_H
 #define RK_CHECKPOINT_COMMAND_INTERNAL_H
 
@@ -12,19 +12,19 @@ struct rk_status *rk_ckpt_cmd_part(char **out, int64_t *step, const struct rk_cl
 /* --role, else the actor. */
 const char *rk_ckpt_cmd_role(const struct rk_cli *cli);
 
-/* The daemons of --hosts, with signals that interrupt them; to be closed after a failure, too. */
+/* The daemons of --hosts, with signals that interrupt them; to be closed also after a failure. */
 struct rk_status *rk_ckpt_cmd_open_group(const struct rk_cli *cli, struct rk_hosts *hosts,
                                          struct rk_driver **driver) RK_NODISCARD;
 void rk_ckpt_cmd_close_group(struct rk_hosts *hosts, struct rk_driver *driver);
 /* Claims the group with its current meshes; a group that has lost its communicators, but no daemon, gets new
  * ones, and keeps its models. */
 struct rk_status *rk_ckpt_cmd_take_group(struct rk_driver *driver) RK_NODISCARD;
-/* Runs a method; steals the options. result NULL: not wanted. */
+/* Runs a method; steals the options. result NULL: not needed. */
 struct rk_status *rk_ckpt_cmd_call(struct rk_driver *driver, const char *role, const char *method,
                                    struct rk_json *options, struct rk_driver_result *result) RK_NODISCARD;
 /* {"path": path} */
 struct rk_json *rk_ckpt_cmd_path_option(const char *path);
-/* Tells that `path` is there: a JSON object of that kind, or the path alone. */
+/* Prints that `path` has been written: a JSON object of that kind, or the path alone. */
 void rk_ckpt_cmd_print(const struct rk_cli *cli, const char *kind, const char *path,
                        const struct rk_driver_result *result);
 

@@ -1,4 +1,4 @@
-/* A checkpoint, or what daemons hold, as a Hugging Face directory. */
+/* Exports a checkpoint, or the daemons' model, as a Hugging Face directory. */
 #include "driver-cli/cmd/checkpoint_command_internal.h"
 
 #include <errno.h>
@@ -18,7 +18,7 @@
 
 /* --- export of the daemons' model --- */
 
-/* On only the daemons of one replica. */
+/* Exports with the daemons of one replica only. */
 static struct rk_status *export_replica(const struct rk_cli *cli, const struct rk_replica *replica,
                                         const char *out)
 {
@@ -41,7 +41,8 @@ static struct rk_status *export_replica(const struct rk_cli *cli, const struct r
     return st;
 }
 
-/* The first replica that can. `st` is the error of the whole group; taken. */
+/* Exports with the first replica that is able to. `st` is the error of the whole group; takes ownership of
+ * it. */
 static struct rk_status *export_any_replica(const struct rk_cli *cli, const struct rk_driver_worker *workers,
                                             int32_t num_workers, const char *out)
 {

@@ -1,5 +1,4 @@
-/* A run in the hands of rankctl: between cmd_run.c, which begins and drives it, and run_outcome.c, which ends
- * it. */
+/* A run of rankctl, shared by cmd_run.c, which starts and executes it, and run_outcome.c, which ends it. */
 #ifndef RK_RUN_COMMAND_INTERNAL_H
 #define RK_RUN_COMMAND_INTERNAL_H
 
@@ -23,7 +22,7 @@ struct rk_run_command {
     struct rk_config *job;
     char *job_dir;                  /* absolute */
     struct rk_hosts hosts;          /* count 0 with --local */
-    char *files[RK_RUN_FILE_COUNT]; /* of an option or the job; NULL: of neither */
+    char *files[RK_RUN_FILE_COUNT]; /* from an option or the job; NULL: from neither */
     int32_t world_size;
     struct rk_flow_inputs inputs;
     struct rk_checkpoints checkpoints;
@@ -33,13 +32,13 @@ struct rk_run_command {
     struct rk_flow_context flow;
     struct rk_loggers *loggers;
     int64_t started_ns;
-    struct rk_json *validation; /* of the last one: its step and val-core metrics; NULL: none */
+    struct rk_json *validation; /* step and val-core metrics of the last validation; NULL: none */
     bool is_exported;
-    bool begins_again; /* in the directory of a run that has left no checkpoint */
+    bool begins_again; /* starts again in the directory of a run without a checkpoint */
 };
 
-/* Writes the summary and tells how the run ended, of which `st` says why; the first error of the two. Takes
- * st. */
+/* Writes the summary and reports how the run ended; `st` is the reason. Returns the first error. Takes
+ * ownership of st. */
 struct rk_status *rk_run_command_finish(struct rk_run_command *run, struct rk_status *st) RK_NODISCARD;
 
 #endif

@@ -1,4 +1,4 @@
-/* What is left of a run, and what is told of it. */
+/* The end of a run: its files and its report to the user. */
 #include "driver-cli/cmd/run_command_internal.h"
 
 #include <inttypes.h>
@@ -30,7 +30,7 @@ static struct rk_json *make_summary(const struct rk_run_command *run, const stru
     return summary;
 }
 
-/* Its means, one a line. */
+/* The means, one per line. */
 static void print_validation(const struct rk_json *validation)
 {
     for (void *it = rk_json_iter(validation); it; it = rk_json_iter_next(validation, it)) {

@@ -18,7 +18,7 @@
 #define HOME       "\x1b[H"
 #define LINE_END   "\x1b[K\n" /* erases the rest of the line */
 #define ERASE      "\x1b[J"   /* erases the lines below */
-#define POLL_MS    500        /* a signal may come just before the wait begins */
+#define POLL_MS    500        /* a signal may arrive just before the wait begins */
 
 static volatile sig_atomic_t has_resized;
 
@@ -46,7 +46,8 @@ void rk_screen_open(struct rk_screen *screen)
     if (screen->has_keys && tcgetattr(STDIN_FILENO, &screen->old_keys) == 0) {
         keys = screen->old_keys;
         keys.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
-        keys.c_cc[VSUSP] = keys.c_cc[VQUIT] = _POSIX_VDISABLE; /* they would leave the terminal like this */
+        keys.c_cc[VSUSP] = keys.c_cc[VQUIT] = _POSIX_VDISABLE; /* these keys would leave the terminal in this
+                                                                * state */
         keys.c_cc[VMIN] = 0;
         keys.c_cc[VTIME] = 0;
         screen->is_changed = tcsetattr(STDIN_FILENO, TCSANOW, &keys) == 0;
@@ -64,7 +65,7 @@ void rk_screen_close(struct rk_screen *screen)
     sigaction(SIGWINCH, &screen->old_resize, NULL);
 }
 
-/* Appends at most `columns` characters; 0: all. What would move the cursor becomes "?". */
+/* Appends at most `columns` characters; 0: all. Replaces characters that would move the cursor by "?". */
 static void append_line(struct rk_str *out, const char *line, size_t bytes, int columns)
 {
     int num_characters = 0;
@@ -91,7 +92,7 @@ void rk_screen_format(struct rk_str *out, const char *text, int rows, int column
         size_t bytes = strcspn(line, "\n");
         char rest[32];
 
-        /* The last row stays free, or the screen would move up. */
+        /* The last row stays empty, otherwise the screen would scroll. */
         if (rows > 1 && num_lines > rows - 1 && row == rows - 2) {
             snprintf(rest, sizeof(rest), "... %d more", num_lines - row);
             append_line(out, rest, strlen(rest), columns);
@@ -119,7 +120,7 @@ void rk_screen_draw(struct rk_screen *screen, const char *text)
     rk_str_fini(&out);
 }
 
-/* Reads the keys that were pressed. False: one of them ends the command, or the terminal is gone. */
+/* Reads the keys that were pressed. False: one of them ends the command, or the terminal is closed. */
 static bool read_keys(struct rk_screen *screen)
 {
     char keys[64];

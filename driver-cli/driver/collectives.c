@@ -179,8 +179,8 @@ static bool have_mixed(const struct rk_collectives_group *group)
     return false;
 }
 
-/* Of those with the highest number, the one that did something last the longest ago; one that is still in it
- * before those that are through. */
+/* Among the entries with the highest number, the one with the oldest event; entries in progress come before
+ * completed ones. */
 static const struct rk_collectives_place *find_front(const struct rk_collectives_group *group)
 {
     const struct rk_collectives_place *front = NULL;
@@ -198,8 +198,8 @@ static const struct rk_collectives_place *find_front(const struct rk_collectives
     return front;
 }
 
-/* Whether a member without an entry is behind the others. It is not when its recorder was not read, or has
- * overwritten what was so long ago, and the others are through. */
+/* Whether a member without an entry is behind the others. It is not if its recorder was not read, or if its
+ * recorder does not go back that far and the others have completed. */
 static bool lacks_members(const struct rk_collectives *all, const struct rk_collectives_group *group,
                           const struct rk_collectives_place *front)
 {

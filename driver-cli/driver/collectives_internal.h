@@ -1,6 +1,6 @@
-/* Which ranks are in which collective: the flight recorders of several daemons, put side by side. A group of
- * ranks numbers its collectives alike on all of them, so a rank whose last number is lower than that of the
- * others has not arrived where they are. */
+/* Which ranks are in which collective: compares the flight recorders of several daemons. The collectives of a
+ * group have the same numbers on all of its ranks, so a rank whose last number is lower than the others' has
+ * not reached their collective. */
 #ifndef RK_COLLECTIVES_INTERNAL_H
 #define RK_COLLECTIVES_INTERNAL_H
 
@@ -12,39 +12,42 @@
 #include "base/rk_json.h"
 #include "base/rk_str.h"
 
-/* Daemons are asked one after the other while they work: only what has lasted longer is called waiting. */
+/* Daemons are queried one after the other while they work, so only operations that have lasted longer are
+ * reported as waiting. */
 #define RK_COLLECTIVES_WAIT_MS 1000
 
 typedef enum rk_collectives_state {
-    RK_COLLECTIVES_EQUAL,   /* all ranks have begun the same collective last */
-    RK_COLLECTIVES_MOVING,  /* they differ, but not for long */
+    RK_COLLECTIVES_EQUAL,   /* the last collective is the same on all ranks */
+    RK_COLLECTIVES_MOVING,  /* they differ for less than RK_COLLECTIVES_WAIT_MS */
     RK_COLLECTIVES_WAITING, /* some ranks have not begun the one that others began */
-    RK_COLLECTIVES_DIFFER,  /* ranks have begun different operations under one number: an error of rankd */
+    RK_COLLECTIVES_DIFFER,  /* ranks have started different operations with the same number: a defect of
+                             * rankd */
     RK_COLLECTIVES_STATE_COUNT
 } rk_collectives_state_t;
 
 /* The last collective of one rank in one group. */
 struct rk_collectives_place {
-    int32_t rank;    /* of the world */
-    uint64_t number; /* 0: a send or receive, which have none */
+    int32_t rank;    /* rank in the world */
+    uint64_t number; /* 0: a send or receive, which has no number */
     char what[RK_FLIGHT_WHAT_BYTES];
     bool has_ended;
-    int64_t ms; /* since it ended, else since it began */
+    int64_t ms; /* time since it ended, or since it began if it is in progress */
 };
 
 struct rk_collectives_group {
     char name[RK_FLIGHT_WHERE_BYTES];
     int64_t tag;
-    int32_t first, stride, size; /* of the world ranks; stride 0: only the places tell who is in it */
+    int32_t first, stride, size; /* of the world ranks; stride 0: unknown, the members are only known from
+                                  * `places` */
     rk_collectives_state_t state;
     uint64_t lowest, highest;                     /* last numbers */
     RK_ARRAY(struct rk_collectives_place) places; /* by rank */
-    RK_ARRAY(int32_t) missing;                    /* members without a collective on record, by rank */
+    RK_ARRAY(int32_t) missing;                    /* members without a recorded collective, sorted by rank */
 };
 
 struct rk_collectives_rank {
     int32_t rank;
-    int64_t oldest_ms; /* how far its recorder goes back: older entries were overwritten */
+    int64_t oldest_ms; /* age of the oldest recorded entry; older ones were overwritten */
 };
 
 /* Zero-initialised. */
@@ -55,9 +58,9 @@ struct rk_collectives {
 };
 
 /* Adds the flight recorder (the object with "operations") of one rank. Operations before the last Configure
- * are left out: they are of another world. Anything in it that is no operation is skipped. */
+ * belong to another world and are ignored. Invalid entries are skipped. */
 void rk_collectives_add(struct rk_collectives *all, int32_t rank, const struct rk_json *flight);
-/* After the last rank: sorts, and finds the state of every group. */
+/* Call after the last rank: sorts, and determines the state of every group. */
 void rk_collectives_compare(struct rk_collectives *all);
 void rk_collectives_fini(struct rk_collectives *all);
 const char *rk_collectives_state_name(rk_collectives_state_t state); /* "waiting" */

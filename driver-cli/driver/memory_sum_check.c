@@ -1,4 +1,4 @@
-/* Whether the roles fit, and what to say when they do not. */
+/* Checks whether the roles fit, and composes the message if they do not. */
 #include "driver-cli/driver/memory_sum_parts_internal.h"
 
 #include <string.h>
@@ -53,7 +53,8 @@ static void append_roles(struct rk_str *out, const struct rk_memory_sum *sum, in
     }
 }
 
-/* `text` describes where role `role` does not fit; rank `rank` has its largest plan. Takes the text. */
+/* `text` describes where role `role` does not fit; rank `rank` has its largest plan. Takes ownership of the
+ * text. */
 static struct rk_status *too_much(const struct rk_memory_sum *sum, int64_t role, int32_t rank,
                                   struct rk_str *text)
 {

@@ -1,10 +1,10 @@
-/* Sums over the plans of the roles: between memory_sum.c, memory_sum_check.c and memory_sum_report.c. */
+/* Sums over the plans of the roles: shared by memory_sum.c, memory_sum_check.c and memory_sum_report.c. */
 #ifndef RK_MEMORY_SUM_PARTS_INTERNAL_H
 #define RK_MEMORY_SUM_PARTS_INTERNAL_H
 
 #include "driver-cli/driver/memory_sum_internal.h"
 
-/* Which keys a role has to make a kind of memory smaller. */
+/* The keys of a role that reduce a kind of memory. */
 typedef enum rk_memory_sum_cause {
     RK_MEMORY_SUM_WEIGHTS,
     RK_MEMORY_SUM_PASSES,
@@ -23,32 +23,32 @@ extern const struct rk_memory_sum_kind rk_memory_sum_kinds[RK_MEMORY_SUM_KINDS];
 struct rk_memory_sum_domain {
     struct rk_str ranks; /* "0, 1" */
     int32_t num_ranks;
-    int64_t added, free; /* by that many roles; free for them, from the sum of one rank */
+    int64_t added, free; /* memory added by the roles on all ranks; memory free for them */
 };
 
 /* The role's plan of the rank; JSON null outside its mesh. */
 const struct rk_json *rk_memory_sum_plan_of(const struct rk_memory_sum *sum, int64_t role, int32_t rank);
-/* Of the last role that the rank has; NULL: of none. */
+/* The plan of the last role on the rank; NULL: none. */
 const struct rk_json *rk_memory_sum_last_plan(const struct rk_memory_sum *sum, int32_t rank);
-/* 0 when it is not there. */
+/* 0 if it is absent. */
 int64_t rk_memory_sum_bytes_at(const struct rk_json *plan, const char *path);
 int64_t rk_memory_sum_kind_bytes(const struct rk_json *plan, int kind);
 /* The memory that the role adds to the previous roles. */
 int64_t rk_memory_sum_added_bytes(const struct rk_json *plan);
-/* By all roles. */
+/* The memory of all roles on the rank. */
 int64_t rk_memory_sum_taken_bytes(const struct rk_memory_sum *sum, int32_t rank);
 /* Memory for the roles: free now, or held by models that they replace. */
 int64_t rk_memory_sum_free_bytes(const struct rk_memory_sum *sum, int32_t rank);
 int64_t rk_memory_sum_left_bytes(const struct rk_memory_sum *sum, int32_t rank);
-/* "" of a rank that shares memory with none. */
+/* "" for a rank that shares memory with no other. */
 const char *rk_memory_sum_domain_name(const struct rk_memory_sum *sum, int32_t rank);
-/* That of `first`, after the first `num_roles` roles. False when an earlier rank has it, or no other rank.
- * The caller ends out->ranks. */
+/* The domain of rank `first`, after the first `num_roles` roles. False if an earlier rank is in it, or no
+ * other rank. The caller releases out->ranks. */
 bool rk_memory_sum_find_domain(struct rk_memory_sum_domain *out, const struct rk_memory_sum *sum,
                                int32_t first, int64_t num_roles);
-/* The kind of which the plan has most. */
+/* The largest kind of the plan. */
 int rk_memory_sum_largest_kind(const struct rk_json *plan);
-/* The role that adds most to the rank. */
+/* The role that adds the most memory on the rank. */
 int64_t rk_memory_sum_largest_role(const struct rk_memory_sum *sum, int32_t rank);
 
 #endif

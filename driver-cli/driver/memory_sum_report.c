@@ -1,4 +1,4 @@
-/* The sum as a table for people, and as memory_plan.json. */
+/* The sum as a table for users, and as memory_plan.json. */
 #include "driver-cli/driver/memory_sum_parts_internal.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Methods of strings that make another one, as Python has them. */
+/* Methods of strings that return a new string, as in Python. */
 #include "driver-cli/driver/chat/filters_internal.h"
 
 #include <string.h>

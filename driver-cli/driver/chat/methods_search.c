@@ -1,4 +1,4 @@
-/* Methods of strings that find or tell something, as Python has them. */
+/* Methods of strings that search or test them, as in Python. */
 #include "driver-cli/driver/chat/filters_internal.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@
 
 typedef bool (*side_fn_t)(const struct rk_text *text, const struct rk_text *part);
 
-/* One string, or a tuple of which one is enough; between the characters args[1] and args[2]. */
+/* Matches one string or any of a tuple, between the characters args[1] and args[2]. */
 static struct rk_status *has_side(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call,
                                   side_fn_t has)
 {
@@ -43,7 +43,7 @@ METHOD(run_endswith)
     return has_side(r, out, call, rk_text_has_suffix);
 }
 
-/* First or last place of args[0], in characters; -1 when it is not there. */
+/* First or last position of args[0], in characters; -1 if not found. */
 static struct rk_status *find(struct rk_render *r, const struct rk_row_call *call, bool is_last, int64_t *out)
 {
     struct rk_text *part, head;

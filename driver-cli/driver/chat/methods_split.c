@@ -1,4 +1,4 @@
-/* Methods of strings that make parts of one, as Python has them. */
+/* Methods of strings that split them, as in Python. */
 #include "driver-cli/driver/chat/filters_internal.h"
 
 #include <string.h>
@@ -17,7 +17,7 @@ static struct rk_status *append_part(struct rk_render *r, rk_value_t *out, const
     return rk_list_append(r, out->list, part);
 }
 
-/* At runs of white space; what stands at the ends is no part. What is left after `max` splits is kept whole.
+/* Splits at runs of white space, ignoring it at the ends. The rest after `max` splits is one part.
  */
 static struct rk_status *split_space(struct rk_render *r, const struct rk_text *text, int64_t max,
                                      rk_value_t *out)
@@ -71,7 +71,7 @@ METHOD(run_split)
                      : split_space(r, call->self.string, max, out);
 }
 
-/* All parts, then those in front that are too many are joined again. */
+/* Splits into all parts, then joins the surplus parts at the beginning. */
 METHOD(run_rsplit)
 {
     struct rk_text *separator;

@@ -1,4 +1,4 @@
-/* What stands behind an expression of a template: attributes, items, slices, calls, filters and tests. */
+/* Postfix operators of a template's expressions: attributes, items, slices, calls, filters and tests. */
 #include "driver-cli/driver/chat/render_internal.h"
 
 #include <string.h>
@@ -115,7 +115,7 @@ static struct rk_status *keep_arguments(struct rk_parser *parser, struct rk_node
     return NULL;
 }
 
-/* From behind "(" to behind ")". */
+/* Parses from after "(" to after ")". */
 static struct rk_status *parse_arguments(struct rk_parser *parser, struct rk_node *node)
 {
     struct arguments arguments = {.names = {0}};
@@ -139,7 +139,7 @@ out:
     return st;
 }
 
-/* Methods of Python that this interpreter does not have are found here, not in the middle of a run. */
+/* Unsupported Python methods are reported here, when the template is compiled. */
 static struct rk_status *parse_call(struct rk_parser *parser, struct rk_node *node)
 {
     const struct rk_node *callee = node->a;
@@ -230,7 +230,7 @@ static bool begins_test_argument(const struct rk_parser *parser)
            rk_parser_is_op(parser, '[') || rk_parser_is_op(parser, '{');
 }
 
-/* From behind "is". */
+/* Parses from after "is". */
 static struct rk_status *parse_test(struct rk_parser *parser, const struct rk_node **out)
 {
     bool is_negated = rk_parser_skip_name(parser, "not");

@@ -1,12 +1,11 @@
-/* What expressions of a template are made of: names, constants, lists, dicts, tuples; and targets of
- * assignments. */
+/* Primary expressions of a template: names, constants, lists, dicts, tuples; and targets of assignments. */
 #include "driver-cli/driver/chat/render_internal.h"
 
 #include <string.h>
 
 /* --- lists of expressions --- */
 
-/* Expressions up to the closing operator, which is taken too. */
+/* Parses expressions up to and including the closing operator. */
 static struct rk_status *parse_items(struct rk_parser *parser, struct rk_node *node, int32_t close,
                                      bool is_dict)
 {
@@ -157,7 +156,7 @@ static struct rk_status *parse_name(struct rk_parser *parser, struct rk_node *no
     return rk_parser_take_name(parser, node);
 }
 
-/* Strings that stand next to each other are one. */
+/* Adjacent strings are concatenated. */
 static struct rk_status *parse_string(struct rk_parser *parser, struct rk_node *node)
 {
     int64_t first = parser->at, bytes = 0;

@@ -1,4 +1,4 @@
-/* What statements and expressions of a template are parsed with: the tokens, and nodes of the tree. */
+/* Functions of the template parser for tokens and for nodes of the tree. */
 #include "driver-cli/driver/chat/render_internal.h"
 
 #include <string.h>
@@ -86,7 +86,7 @@ struct rk_status *rk_parser_text(struct rk_parser *parser, rk_value_t *out, cons
     if (!text)
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%s: out of memory", parser->jinja->source);
     *text = (struct rk_text){.data = data, .bytes = bytes, .chars = -1};
-    (void)rk_text_chars(text); /* counted now: renderings share it */
+    (void)rk_text_chars(text); /* counted now, because renderings share the text */
     *out = (rk_value_t){.kind = RK_VALUE_STRING, .string = text};
     return NULL;
 }

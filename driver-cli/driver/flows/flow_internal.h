@@ -29,14 +29,14 @@ struct rk_flow_data {
     const char *rows;      /* "prompts" */
     const char *sequences; /* of a row: the key of their number, or a description */
     const char *longest;   /* keys that bound the tokens of a sequence */
-    /* Key of the rows that one optimizer step of the actor takes. */
+    /* Key of the number of rows of one optimizer step of the actor. */
     const char *step_rows_key;
     const struct rk_job_rule *rules; /* besides those of every job; ends with a row without a name */
 
     int64_t (*num_sequences)(const struct rk_config *job);   /* of a row */
     int64_t (*max_tokens)(const struct rk_config *job);      /* of a sequence */
     int64_t (*max_loss_tokens)(const struct rk_config *job); /* of those, with a loss */
-    /* Rows that one optimizer step of a role that trains takes. */
+    /* Rows of one optimizer step of a role that trains. */
     int64_t (*step_rows)(const struct rk_config *job, uint32_t role);
 
     /* Reads and checks the other inputs of the job; model, tokenizer and chat template are loaded. fini

@@ -115,7 +115,7 @@ static struct rk_status *load_reward(struct rk_prompt_inputs *prompts, const str
 
     rk_json_free(config);
     if (!st &&
-        !rk_job_has_reward_function(job)) { /* its keys are right, and the reward model is the reward */
+        !rk_job_has_reward_function(job)) { /* its keys are valid, and the reward model gives the reward */
         rk_reward_destroy(prompts->reward);
         prompts->reward = NULL;
         return NULL;
@@ -226,7 +226,7 @@ static struct rk_status *put_advantages(struct rk_flow_context *ctx, uint64_t se
 
     RK_TRY(rk_batch_add_dense(ctx->batch, "advantages", RK_DTYPE_F32, 2, shape, &data));
     for (int64_t row = 0; row < shape[0]; row++) {
-        /* Of one sign: their sum, the loss, does not vanish. */
+        /* All have the same sign, so that their sum, the loss, is not 0. */
         float advantage = (float)(1.0 + 0.25 * rk_rng_normal(seed, stream, (uint64_t)row));
 
         for (int64_t i = 0; i < shape[1]; i++)

@@ -1,5 +1,5 @@
-/* What a job names: its model, tokenizer, data, rewards and the models of its roles, read before any daemon
- * is started.
+/* The inputs that a job names: its model, tokenizer, data, rewards and the models of its roles, read before
+ * any daemon is started.
  */
 #ifndef RK_FLOW_INPUTS_INTERNAL_H
 #define RK_FLOW_INPUTS_INTERNAL_H
@@ -14,29 +14,29 @@
 #include "driver-cli/rk_reward.h"
 #include "driver-cli/rk_tokenizer.h"
 
-/* Linear term of verl's 7B model, where the model's config.json is elsewhere. */
+/* Linear term of verl's 7B model, used if the model's config.json is not on this machine. */
 #define RK_FLOW_WORKLOAD_DEFAULT 24576
 #define RK_FLOW_CONFIG_BYTES_MAX (1u << 20) /* of config.json */
 
 /* The reward model of a job. */
 struct rk_flow_reward_model {
-    char *path; /* of reward.reward_model.model_path; NULL: no reward model */
-    struct rk_tokenizer
-        *tokenizer;       /* that texts are encoded with again; NULL: it reads the policy's tokens */
-    struct rk_chat *chat; /* with the tokenizer; NULL: prompts are texts */
-    int64_t now_s;        /* of templates that write the date */
+    char *path;                     /* of reward.reward_model.model_path; NULL: no reward model */
+    struct rk_tokenizer *tokenizer; /* tokenizer with which texts are encoded again; NULL: the model uses the
+                                     * policy's tokens */
+    struct rk_chat *chat;           /* with the tokenizer; NULL: prompts are texts */
+    int64_t now_s;                  /* time for templates that render the date */
 };
 
 /* Additional inputs of a job with prompts. */
 struct rk_prompt_inputs {
     struct rk_dataset *train, *val; /* val: NULL without data.val_files */
-    struct rk_reward *reward;       /* NULL: the reward model alone scores */
+    struct rk_reward *reward;       /* NULL: only the reward model scores */
     struct rk_flow_reward_model reward_model;
     const struct rk_adv_ops *adv;
     char *critic_path;  /* of critic.model.path; NULL: the model is the actor's */
     char *teacher_path; /* of distillation.teacher.model.path; NULL: no teacher */
-    /* Ids that the teacher's probabilities are over, where its vocabulary has more than the student's; 0:
-     * all. */
+    /* Number of ids to which the teacher's probabilities are restricted if its vocabulary is larger than the
+     * student's; 0: all. */
     int64_t teacher_vocab_size;
 };
 
@@ -97,14 +97,15 @@ struct rk_flow_model_dir {
     char *tokenizer_dir;
     struct rk_tokenizer *tokenizer; /* NULL: none was found */
 };
-/* Without its tokenizer. Fails for a config.json that is no JSON; `out` is to be ended after that, too. */
+/* Without its tokenizer. Fails for a config.json that is no JSON; `out` must be released after a failure
+ * too. */
 struct rk_status *rk_flow_model_dir_open(struct rk_flow_model_dir *out, const char *path) RK_NODISCARD;
 void rk_flow_model_dir_fini(struct rk_flow_model_dir *dir);
-/* Whether the pipeline of the role can have the layers of that config.json; NULL, or a role that the job does
- * not need: no error. */
+/* Checks that the pipeline of the role can divide the layers of that config.json; NULL, or a role that the
+ * job does not need: no error. */
 struct rk_status *rk_flow_check_layers(const struct rk_config *job, uint32_t role,
                                        const struct rk_json *config) RK_NODISCARD;
-const char *rk_flow_architecture(const struct rk_flow_model_dir *dir); /* NULL: not said */
+const char *rk_flow_architecture(const struct rk_flow_model_dir *dir); /* NULL: not given */
 /* Of tokens or of sequences. */
 bool rk_flow_is_classifier(const struct rk_flow_model_dir *dir);
 int64_t rk_flow_num_labels(const struct rk_flow_model_dir *dir);
@@ -119,19 +120,19 @@ struct rk_status *rk_flow_check_same_tokens(const struct rk_flow_model_dir *dir,
 struct rk_status *rk_flow_load_critic(struct rk_prompt_inputs *out, const struct rk_flow_inputs *inputs,
                                       const struct rk_config *job, const char *job_dir) RK_NODISCARD;
 
-/* The teacher, where the job has one: its directory, and that its vocabulary is the student's, but for
- * more padding (flow_teacher.c). INVALID_ARGUMENT names the file and what differs. */
+/* Checks the teacher, if the job has one: its directory, and that its vocabulary equals the student's except
+ * for padding (flow_teacher.c). INVALID_ARGUMENT names the file and the difference. */
 struct rk_status *rk_flow_load_teacher(struct rk_prompt_inputs *out, const struct rk_flow_inputs *inputs,
                                        const struct rk_config *job, const char *job_dir) RK_NODISCARD;
 
 /* --- the reward model of a job (flow_reward_model.c, flow_rm_score.c) --- */
-/* Behind the prompts. INVALID_ARGUMENT for a directory without a score head, and for a vocabulary that is not
- * the policy's and has no tokenizer here. */
+/* Call after the prompts are loaded. INVALID_ARGUMENT for a directory without a score head, and for a
+ * vocabulary that is not the policy's and has no tokenizer here. */
 struct rk_status *rk_flow_load_reward_model(struct rk_prompt_inputs *out, const struct rk_flow_inputs *inputs,
                                             const struct rk_config *job, const char *job_dir) RK_NODISCARD;
 void rk_flow_reward_model_fini(struct rk_flow_reward_model *model);
 /* The tokens of a prompt with its response in the model's own tokenizer: its chat template over the messages,
- * or the texts one behind the other. rk_free out->items, on failure too. */
+ * or the concatenated texts. rk_free out->items, on failure too. */
 struct rk_status *rk_flow_reward_text(struct rk_tokenizer_ids *out, const struct rk_flow_reward_model *model,
                                       const struct rk_dataset_row *row,
                                       const struct rk_reward_item *item) RK_NODISCARD;

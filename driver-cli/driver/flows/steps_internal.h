@@ -1,4 +1,4 @@
-/* What the steps of flows are made of: the list of them, and what they have in common (docs/flows.md). */
+/* The steps of flows and their common functions (docs/flows.md). */
 #ifndef RK_FLOW_STEPS_INTERNAL_H
 #define RK_FLOW_STEPS_INTERNAL_H
 
@@ -34,7 +34,7 @@ struct rk_status *rk_flow_sum_rows(struct rk_flow_context *ctx, const char *mask
 struct rk_status *rk_flow_select(struct rk_batch **out, const struct rk_flow_context *ctx,
                                  const char *const *columns) RK_NODISCARD;
 
-/* Adds rows until the replicas get equal parts; takes the batch. */
+/* Adds rows until the replicas have equal parts; takes ownership of the batch. */
 struct rk_status *rk_flow_pad(struct rk_batch **batch, int64_t *num_padded,
                               int32_t num_replicas) RK_NODISCARD;
 
@@ -54,7 +54,7 @@ struct rk_flow_pass {
     struct rk_job_micro micro;
     const struct rk_batch *batch;
     const char *const
-        *columns; /* that the method reads, ended by NULL; NULL: a prompt's and its response's */
+        *columns; /* columns that the method reads, ended by NULL; NULL: those of a prompt and its response */
     int64_t num_rows;
     const int64_t *seqlens;  /* [num_rows] */
     struct rk_json *options; /* of the method; stolen */
@@ -82,18 +82,19 @@ bool rk_flow_are_apart(const struct rk_mesh *a, const struct rk_mesh *b);
 struct rk_flow_pass rk_flow_ref_pass(const struct rk_flow_context *ctx);
 struct rk_flow_pass rk_flow_teacher_pass(const struct rk_flow_context *ctx);
 struct rk_flow_pass rk_flow_values_pass(const struct rk_flow_context *ctx);
-/* Starts those of them that can run beside the actor's. */
+/* Starts those of them that can run concurrently with the actor's. */
 extern const struct rk_flow_step rk_step_start_passes;
-/* ABORTED (reason NON_FINITE) when the column, [num_rows, R], has such a value at a token that counts. */
+/* ABORTED (reason NON_FINITE) if the column, [num_rows, R], has such a value under the mask. */
 struct rk_status *rk_flow_check_finite(const struct rk_flow_context *ctx, const char *name) RK_NODISCARD;
 
 /* Runs a pass that computes log-probs over the batch, and adds its columns; steals the options. */
 struct rk_status *rk_flow_add_log_probs(struct rk_flow_context *ctx, uint32_t role, const char *method,
                                         const char *section, struct rk_json *options) RK_NODISCARD;
 
-/* --- how rows become batches of a role that trains (step_layout.c, flow_update.c) --- */
-/* The order in which the replicas of a role take the rows, whose composition of mini-batches does not depend
- * on their number: order[i] is the place of row i of it among rows that stand prompt by prompt. */
+/* --- batches of a role that trains (step_layout.c, flow_update.c) --- */
+/* The order in which the replicas of a role take the rows; the composition of mini-batches does not depend on
+ * the number of replicas. order[i] is the index, among the rows in the order of the prompts, of row i of the
+ * new order. */
 struct rk_status *rk_flow_layout(struct rk_flow_context *ctx, uint32_t role, const int64_t *seqlens,
                                  int64_t *order) RK_NODISCARD;
 /* False when every response lost its score or is empty, so there is nothing to train on. */
@@ -135,7 +136,7 @@ struct rk_status *rk_flow_answer(struct rk_batch **out, struct rk_flow_context *
 struct rk_status *rk_flow_add_identity(struct rk_flow_context *ctx) RK_NODISCARD;
 bool rk_flow_filters_groups(const struct rk_flow_context *ctx); /* algorithm.filter_groups.enable */
 
-/* --- groups without signal (step_filter.c) --- */
+/* --- groups with equal rewards (step_filter.c) --- */
 /* The value of a row that algorithm.filter_groups.metric names; false when there is none. */
 bool rk_filter_value(double *out, const struct rk_reward_result *result, const char *metric);
 /* Whether the values of a group differ; NaN stands for a row without a score. A group of one row is kept. */
@@ -145,8 +146,8 @@ bool rk_filter_keeps(const double *values, int64_t count);
 /* The reward item of a data row, with an empty response. */
 struct rk_reward_item rk_flow_reward_item(const struct rk_dataset_row *row);
 /* Decodes the responses of `batch` (columns responses and attention_mask) and has the job's reward score
- * them; prompts[row] is the data row of each. All but the results' own parts lives in the step's arena. Ends
- * with CANCELLED soon after an interrupt of the driver. */
+ * them; prompts[row] is the data row of each. Everything except the results' owned members is in the step's
+ * arena. Ends with CANCELLED soon after an interrupt of the driver. */
 struct rk_status *rk_flow_score(struct rk_flow_scores *out, struct rk_flow_context *ctx,
                                 const struct rk_batch *batch,
                                 const struct rk_dataset_row *const *prompts) RK_NODISCARD;
@@ -154,7 +155,7 @@ void rk_flow_scores_fini(struct rk_flow_scores *scores);
 /* compute_rm_score of these rows, which have input_ids, attention_mask and position_ids. */
 struct rk_status *rk_flow_run_rm_score(struct rk_driver_result *result, struct rk_flow_context *ctx,
                                        const struct rk_batch *texts) RK_NODISCARD;
-/* Has the reward model score the responses, as rk_flow_score does, which calls it; rm_score is reported with
+/* Scores the responses with the reward model; called by rk_flow_score; rm_score is reported with
  * each score. ABORTED (reason NON_FINITE) for a non-finite score. */
 struct rk_status *rk_flow_add_rm_scores(struct rk_flow_scores *scores, struct rk_flow_context *ctx,
                                         const struct rk_batch *batch,
@@ -162,15 +163,15 @@ struct rk_status *rk_flow_add_rm_scores(struct rk_flow_scores *scores, struct rk
 /* reward.reward_manager.name=dapo with its overlong_buffer_cfg (flow_overlong.c): responses that end within
  * the buffer, or after it, get a penalty; acc and score are reported without it. */
 void rk_overlong_apply(struct rk_flow_scores *scores, const struct rk_config *job);
-/* Reports the score under verl's names, for a caller that changes it. */
+/* Reports the score under verl's names, before the caller changes it. */
 void rk_flow_keep_score(struct rk_reward_result *result);
 bool rk_flow_has_score(const struct rk_reward_result *result);
 /* Clears the response_mask of rows: without marks they are excluded from losses, denominators, group
  * statistics and means. */
 struct rk_status *rk_flow_drop_rows(struct rk_batch *batch, const bool *is_dropped) RK_NODISCARD;
-/* Takes rows without a score (is_dropped) out of the training: clears their response_mask, and that of a row
- * that is the only one left of its group. group_of[row] is below num_groups; NULL: rows are not compared with
- * each other. Sets reward/dropped and reward/dropped_groups. */
+/* Excludes rows without a score (is_dropped) from training: clears their response_mask, and that of a row
+ * that is the only remaining one of its group. group_of[row] is below num_groups; NULL: rows are not compared
+ * with each other. Sets reward/dropped and reward/dropped_groups. */
 struct rk_status *rk_flow_drop_unscored(struct rk_batch *batch, struct rk_json *metrics,
                                         const struct rk_flow_scores *scores, const int64_t *group_of,
                                         int64_t num_groups) RK_NODISCARD;
@@ -190,14 +191,14 @@ void rk_flow_metric_stats(struct rk_json *metrics, const char *name, const doubl
 void rk_flow_count_marks(int64_t *counts, const int64_t *mask, int64_t num_rows, int64_t width,
                          int64_t stride);
 void rk_flow_merge_metrics(struct rk_json *metrics, const struct rk_json *more);
-/* Log-probs of the policy, computed again, beside those of the rollout: [num_rows, width]. */
+/* Log-probs of the policy, computed again, and those of the rollout: [num_rows, width]. */
 struct rk_flow_comparison {
     int64_t num_rows, width;
     const int64_t *rows; /* [num_rows]: which rows of the step these are; NULL: the first ones */
     const float *old_log_probs, *rollout_log_probs;
     const int64_t *mask;
 };
-/* training/old_log_prob_check_max_diff and rk_flow_probs_diff. When both have to be equal and are not:
+/* training/old_log_prob_check_max_diff and rk_flow_probs_diff. If both must be equal and are not:
  * ABORTED (reason LOG_PROB_MISMATCH) with row, token and both values. */
 struct rk_status *rk_flow_compare_log_probs(struct rk_json *metrics, const struct rk_flow_comparison *c,
                                             bool has_to_be_equal) RK_NODISCARD;
