@@ -22,7 +22,7 @@ static struct rk_status *missing(struct rk_render *r, rk_value_t name, rk_value_
     return st;
 }
 
-/* Names that Jinja's sandbox keeps from templates: they would change a value. */
+/* Methods that Jinja's sandbox hides from templates because they change a value. */
 static bool is_mutator(rk_value_kind_t kind, const char *name)
 {
     static const char *const of_list[] = {"append", "clear", "pop",    "reverse",
@@ -38,7 +38,7 @@ static bool is_mutator(rk_value_kind_t kind, const char *name)
     return false;
 }
 
-/* A Python attribute of the object; UNSET when it has no such. */
+/* A Python attribute of the object; UNSET if it has none of this name. */
 static struct rk_status *find_attr(struct rk_render *r, rk_value_t object, const char *name, rk_value_t *out)
 {
     const struct rk_callable *row = rk_jinja_method_find(object.kind, name);
@@ -114,7 +114,7 @@ static struct rk_status *char_at(struct rk_render *r, struct rk_text *text, int6
     return rk_value_new_substring(r, out, text, offset, bytes);
 }
 
-/* Sequences by number; UNSET when there is no such item or the object is no sequence. */
+/* Item of a sequence by index; UNSET if there is no such item or the object is not a sequence. */
 static struct rk_status *item_at(struct rk_render *r, rk_value_t object, int64_t i, rk_value_t *out)
 {
     int64_t count = 0;
@@ -140,7 +140,7 @@ static struct rk_status *member_of(struct rk_render *r, const struct rk_dict *di
     int64_t at = -1;
 
     if (key.kind == RK_VALUE_LIST || key.kind == RK_VALUE_DICT || key.kind == RK_VALUE_VIEW)
-        return NULL; /* cannot be a key: a TypeError, which Jinja takes for "not there" */
+        return NULL; /* not hashable: a TypeError, which Jinja treats as a missing item */
     RK_TRY(rk_dict_find(r, dict, key, &at));
     if (at >= 0)
         *out = dict->values[at];
@@ -184,7 +184,7 @@ static int64_t clamp_bound(int64_t bound, int64_t length, int64_t low, int64_t h
     return RK_MIN(RK_MAX(bound, low), high);
 }
 
-/* Python's rules: bounds are cut to what is there. */
+/* Python's rules: bounds are clamped to the length. */
 static struct rk_status *read_slice(const rk_value_t *bounds, int64_t length, struct slice *out)
 {
     int64_t start = 0, stop = 0, step = 1, low, high;

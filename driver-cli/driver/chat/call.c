@@ -1,4 +1,4 @@
-/* Calls: arguments into the order of the parameters, of rows of the tables and of macros. */
+/* Calls of table rows and macros: puts the arguments in the order of the parameters. */
 #include "driver-cli/driver/chat/render_internal.h"
 
 #include <string.h>
@@ -8,7 +8,7 @@
 
 /* --- rows --- */
 
-/* Position of the name in "a b c"; -1 when it is not there. */
+/* Position of the name in "a b c"; -1 if absent. */
 static int find_param(const char *params, const struct rk_text *name)
 {
     int index = 0;
@@ -71,7 +71,7 @@ struct rk_status *rk_call_row(struct rk_render *r, const struct rk_callable *row
 
 /* --- macros --- */
 
-/* What the call gives for a parameter: by position, by name, or UNSET. Marks a name as used. */
+/* The call's argument for a parameter, by position or by name, or UNSET. Marks a name as used. */
 static rk_value_t actual_of(const struct rk_actuals *actuals, int32_t i, const struct rk_text *name,
                             bool *used)
 {
@@ -131,7 +131,7 @@ static struct rk_status *bind_caller(struct rk_render *r, const struct rk_node *
     return rk_scope_put(r, r->scope, r->jinja->id_caller, value);
 }
 
-/* The variable `kwargs` of macros that use it; a name that no parameter has is an error in others. */
+/* The variable `kwargs` of macros that use it; in other macros an unknown name is an error. */
 static struct rk_status *bind_kwargs(struct rk_render *r, const struct rk_node *node,
                                      const struct rk_actuals *actuals, const bool *used)
 {

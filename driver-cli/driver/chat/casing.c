@@ -1,5 +1,5 @@
-/* Upper, lower and title case of texts as Python's str has them: single characters by utf8proc, and the
- * characters of Unicode's SpecialCasing.txt that become several. */
+/* Upper, lower and title case of texts as in Python's str: single characters by utf8proc, and the characters
+ * of Unicode's SpecialCasing.txt that map to several. */
 #include "driver-cli/driver/chat/value_internal.h"
 
 #include <utf8proc.h>
@@ -153,7 +153,7 @@ static void append_title(struct rk_str *out, uint32_t code)
         rk_utf8_append(out, (uint32_t)utf8proc_totitle((utf8proc_int32_t)code));
 }
 
-/* --- lower case: a sigma at the end of a word has a form of its own --- */
+/* --- lower case: a sigma at the end of a word has a separate form --- */
 
 static bool is_cased(uint32_t code)
 {

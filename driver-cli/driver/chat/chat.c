@@ -1,4 +1,4 @@
-/* Chat templates from text, and rendering, including the preprocessing of messages that transformers does. */
+/* Chat templates from text, and rendering, including transformers' preprocessing of messages. */
 #include "driver-cli/rk_chat.h"
 
 #include <string.h>
@@ -103,7 +103,7 @@ static bool has_same_text(const struct rk_jinja *a, const struct rk_jinja *b)
     return a->text_bytes == b->text_bytes && memcmp(a->text, b->text, a->text_bytes) == 0;
 }
 
-/* Templates write these two; other special tokens, such as that for padding, do not affect the text. */
+/* Templates render only these two; other special tokens, such as that for padding, do not affect the text. */
 bool rk_chat_is_same(const struct rk_chat *a, const struct rk_chat *b)
 {
     static const char *const tokens[] = {"bos_token", "eos_token"};
@@ -226,7 +226,7 @@ static struct rk_status *render(struct rk_render *r, const struct rk_chat *chat,
 {
     RK_TRY(rk_scope_push(r, NULL));
     RK_TRY(put_variables(r, chat, args));
-    RK_TRY(rk_scope_push(r, r->scope)); /* what the template sets */
+    RK_TRY(rk_scope_push(r, r->scope)); /* scope of the template's variables */
     return rk_render_block(r, r->jinja->body);
 }
 

@@ -22,7 +22,7 @@ static struct rk_status *read_json(struct rk_json **out, const char *dir, const 
     return NULL;
 }
 
-/* DIR/NAME as a template; *out is left alone when there is no such file. */
+/* DIR/NAME as a template; *out is unchanged if there is no such file. */
 static struct rk_status *compile_file(struct rk_jinja **out, const char *dir, const char *name)
 {
     char *path = rk_path_join(dir, name), *text = NULL;
@@ -114,7 +114,8 @@ static struct rk_status *read_dir(struct rk_chat *chat, const char *dir, const c
     RK_TRY_GOTO(st, read_json(&config, dir, "tokenizer_config.json"), out);
     RK_TRY_GOTO(st, read_json(&tokens, dir, "special_tokens_map.json"), out);
     take_tokens(chat->variables, config);
-    if (!rk_json_find(config, "added_tokens_decoder")) /* with it transformers does not look further */
+    if (!rk_json_find(config, "added_tokens_decoder")) /* if it exists, transformers does not read other
+                                                        * files */
         take_tokens(chat->variables, tokens);
     if (custom) {
         st = rk_jinja_compile(&chat->plain, custom, strlen(custom), "template");

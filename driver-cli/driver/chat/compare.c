@@ -111,7 +111,7 @@ static bool numbers_less(rk_value_t a, rk_value_t b)
     return rk_value_as_real(a) < rk_value_as_real(b);
 }
 
-/* UTF-8 sorts as its code points do. */
+/* The byte order of UTF-8 equals the order of code points. */
 static bool texts_less(const struct rk_text *a, const struct rk_text *b)
 {
     int order = memcmp(a->data, b->data, (size_t)RK_MIN(a->bytes, b->bytes));

@@ -174,7 +174,7 @@ static struct rk_status *compare(struct rk_render *r, int32_t op, rk_value_t a, 
     return NULL;
 }
 
-/* a < b < c: each operand is evaluated once, and only as long as what came before holds. */
+/* a < b < c: each operand is evaluated once, and only while the previous comparisons are true. */
 static struct rk_status *eval_compare(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
 {
     rk_value_t left, right;
@@ -190,7 +190,7 @@ static struct rk_status *eval_compare(struct rk_render *r, const struct rk_node 
     return NULL;
 }
 
-/* `and` and `or` give one of their operands. */
+/* `and` and `or` return one of their operands. */
 static struct rk_status *eval_logic(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
 {
     bool is_true;

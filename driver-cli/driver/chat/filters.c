@@ -1,4 +1,4 @@
-/* The filter table, by file, and what filters share. */
+/* The filter table, by file, and functions shared by filters. */
 #include "driver-cli/driver/chat/filters_internal.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Between the files of the filter table. */
+/* Shared by the files of the filter table. */
 #ifndef RK_FILTERS_INTERNAL_H
 #define RK_FILTERS_INTERNAL_H
 

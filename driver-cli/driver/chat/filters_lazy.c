@@ -1,17 +1,17 @@
-/* Filters that give an iterator: it is read item by item, and once. */
+/* Filters that return an iterator, which can be read once, item by item. */
 #include "driver-cli/driver/chat/filters_internal.h"
 
 #include <string.h>
 
 #include "base/rk_alloc.h"
 
-/* What the iterator does with each item. */
+/* The operation of the iterator on each item. */
 struct rk_lazy {
     rk_value_t attribute;          /* UNSET: the item itself */
     rk_value_t fallback;           /* of map(attribute=, default=); UNSET: none */
     const struct rk_callable *row; /* filter of map, test of select; NULL: the attribute, or its truth */
     struct rk_actuals actuals;     /* of the row */
-    bool keeps;                    /* select keeps what passes, reject what does not */
+    bool keeps;                    /* select keeps items that pass, reject those that do not */
     bool case_sensitive;
     rk_value_t seen; /* unique: a list */
     int64_t batch;
@@ -49,7 +49,7 @@ static rk_value_t take_named(const struct rk_actuals *actuals, const char *name)
     return (rk_value_t){.kind = RK_VALUE_UNSET};
 }
 
-/* The row that the argument names, and the arguments behind it for it. */
+/* Reads the row that the argument names, and its arguments, which follow. */
 static struct rk_status *read_row(const struct rk_actuals *actuals, int64_t at, bool is_filter,
                                   struct rk_lazy *lazy)
 {
@@ -91,7 +91,7 @@ static struct rk_status *next_mapped(struct rk_render *r, struct rk_iter *iter, 
     return NULL;
 }
 
-/* What is false gives nothing, whether it can be iterated over or not. */
+/* A false value gives no items, even if it is not iterable. */
 static struct rk_status *source_of(struct rk_render *r, rk_value_t value, rk_value_t *out)
 {
     bool is_true;

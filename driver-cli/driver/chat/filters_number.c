@@ -1,4 +1,4 @@
-/* Filters that make numbers. */
+/* Filters that return numbers. */
 #include "driver-cli/driver/chat/filters_internal.h"
 
 #include <errno.h>
@@ -9,8 +9,7 @@
 
 #include "base/rk_alloc.h"
 
-/* Digits of the text without blanks around and single underscores between; NULL when it is something else
- * (rk_free). */
+/* Digits of the text without blanks around and single underscores between; NULL for other texts (rk_free). */
 static char *clean_number(const struct rk_text *text)
 {
     const char *from;
@@ -35,7 +34,7 @@ static char *clean_number(const struct rk_text *text)
     return NULL;
 }
 
-/* int(text, base); false when it is no integer of 64 bits. */
+/* int(text, base); false if it is not an integer of 64 bits. */
 static bool parse_int(const struct rk_text *text, int base, int64_t *out)
 {
     char *digits = clean_number(text), *end = NULL;
@@ -145,7 +144,7 @@ RK_FILTER(run_abs)
     return NULL;
 }
 
-/* Python's round() of a float: the decimal number with so many digits that is nearest. */
+/* Python's round() of a float: the nearest decimal number with the given number of digits. */
 static rk_value_t round_common(rk_value_t value, int precision)
 {
     char text[400];

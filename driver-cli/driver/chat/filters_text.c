@@ -1,5 +1,5 @@
-/* Filters that make texts. What Jinja's Markup does beside being written, joined with ~ or +, trimmed and
- * converted is refused by the methods. */
+/* Filters that return texts. Markup supports output, ~, +, trimming and conversions; methods refuse other
+ * operations of Jinja's Markup. */
 #include "driver-cli/driver/chat/filters_internal.h"
 
 #include <string.h>
@@ -36,7 +36,7 @@ RK_FILTER(run_capitalize)
     return map_text(r, call->self, rk_text_capitalize, out);
 }
 
-/* Jinja's title: words begin behind blanks and -({[< only. */
+/* Jinja's title: words begin only after blanks and -({[<. */
 static void title_words(const char *text, int64_t bytes, struct rk_str *out)
 {
     for (int64_t i = 0; i < bytes;) {

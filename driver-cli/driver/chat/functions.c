@@ -101,7 +101,7 @@ static struct rk_status *run_raise(struct rk_render *r, rk_value_t *out, const s
     return st;
 }
 
-/* Local time, as datetime.now().strftime() has it. */
+/* Local time, as datetime.now().strftime(). */
 static struct rk_status *run_strftime(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call)
 {
     time_t now = (time_t)r->now_s;
@@ -114,7 +114,7 @@ static struct rk_status *run_strftime(struct rk_render *r, rk_value_t *out, cons
     if (!format || format->bytes >= (int64_t)sizeof(pattern) - 1)
         return RK_TEMPLATE_ERROR("strftime_now: expected a format of less than %zu bytes", sizeof(pattern));
     memcpy(pattern, format->data, (size_t)format->bytes);
-    memcpy(pattern + format->bytes, "!", 2); /* so that an empty result is no failure */
+    memcpy(pattern + format->bytes, "!", 2); /* so that an empty result is distinguishable from a failure */
     if (strstr(pattern, "%f"))
         return RK_FAIL(RK_UNIMPLEMENTED, "strftime_now: %%f is not supported");
     if (!localtime_r(&now, &local))

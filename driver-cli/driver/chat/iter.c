@@ -1,4 +1,4 @@
-/* Iteration over one value. The lazy filters have iterators of their own (filters_lazy.c). */
+/* Iteration over one value. The iterators of lazy filters are in filters_lazy.c. */
 #include "driver-cli/driver/chat/render_internal.h"
 
 static struct rk_status *next_list(struct rk_render *r, struct rk_iter *iter, rk_value_t *out, bool *has_item)

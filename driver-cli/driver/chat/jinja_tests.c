@@ -65,7 +65,7 @@ TEST(is_divisible)
     return remainder_is(r, call->self, call->args[0], 0, out);
 }
 
-/* Cased characters are there, and changing the case changes nothing. */
+/* Whether there are cased characters and changing the case changes nothing. */
 static struct rk_status *has_case(struct rk_render *r, const struct rk_row_call *call, bool is_upper,
                                   rk_value_t *out)
 {
@@ -142,7 +142,7 @@ TEST(is_not_equal_to)
     return NULL;
 }
 
-/* Identity: of the constants; other values may share an object in Python or not. */
+/* Identity, defined for constants only; whether other values share an object in Python is unspecified. */
 TEST(is_same)
 {
     rk_value_t a = call->self, b = call->args[0];

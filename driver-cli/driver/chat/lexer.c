@@ -1,6 +1,6 @@
-/* Text of a template to tokens, as Jinja's lexer does with trim_blocks and lstrip_blocks: a tag takes the
- * newline behind it along, and the blanks in front of it when nothing else stands on its line; "-" takes all
- * white space on its side, "+" keeps what the defaults would take. */
+/* Converts the text of a template to tokens, as Jinja's lexer with trim_blocks and lstrip_blocks: a tag
+ * removes the newline after it, and the blanks before it if nothing else precedes it on its line; "-" removes
+ * all white space on its side, "+" keeps the white space that the defaults would remove. */
 #include "driver-cli/driver/chat/render_internal.h"
 
 #include <string.h>
@@ -39,7 +39,7 @@ size_t rk_lexer_skip_space(const struct rk_lexer *lexer, size_t at)
     return at;
 }
 
-/* Goes to `end`: counts its lines and remembers whether the next text begins one. */
+/* Advances to `end`: counts lines and records whether the next text begins one. */
 void rk_lexer_advance(struct rk_lexer *lexer, size_t end)
 {
     for (size_t i = lexer->at; i < end; i++)
@@ -49,7 +49,7 @@ void rk_lexer_advance(struct rk_lexer *lexer, size_t end)
     lexer->at = end;
 }
 
-/* End of "-%}", "+%}" or "%}" (with `close` for "%}") at `at`; 0 when none is there. */
+/* End of "-%}", "+%}" or "%}" (with `close` for "%}") at `at`; 0 if absent. */
 size_t rk_lexer_close(const struct rk_lexer *lexer, size_t at, const char *close, bool is_tag)
 {
     if (rk_lexer_looks_at(lexer, at, "-") && rk_lexer_looks_at(lexer, at + 1, close))
@@ -66,7 +66,7 @@ static bool is_sign(const struct rk_lexer *lexer, size_t at)
     return at < lexer->bytes && (lexer->text[at] == '-' || lexer->text[at] == '+');
 }
 
-/* Blanks between the last newline and `end` go when a tag stands alone before its line's rest. */
+/* Drops blanks between the last newline and `end` if nothing else precedes the tag on its line. */
 static size_t strip_line(const struct rk_lexer *lexer, size_t begin, size_t end)
 {
     size_t line = end;
@@ -87,7 +87,7 @@ static size_t strip_right(const struct rk_lexer *lexer, size_t begin, size_t end
     return begin + (size_t)bytes;
 }
 
-/* The data in front of the "{" at `end`, whose sign stands at `sign`. */
+/* Appends the data before the "{" at `end`; its sign ("-" or "+") is at `sign`. */
 static void put_data(struct rk_lexer *lexer, size_t end, size_t sign, bool is_print)
 {
     size_t begin = lexer->at, kept = end;
@@ -116,7 +116,7 @@ static struct rk_status *lex_comment(struct rk_lexer *lexer)
     return rk_lexer_error(lexer, "the comment has no end '#}'");
 }
 
-/* End of "{%- NAME -%}" at `at`, 0 when it is another tag. The end of "raw" keeps a newline behind it. */
+/* End of "{%- NAME -%}" at `at`, 0 if it is another tag. The newline after the end of "raw" is kept. */
 static size_t match_raw(const struct rk_lexer *lexer, size_t at, const char *name, bool is_end)
 {
     if (!rk_lexer_looks_at(lexer, at, "{%"))
@@ -166,7 +166,7 @@ struct rk_status *rk_lexer_error(const struct rk_lexer *lexer, const char *what)
     return RK_TEMPLATE_ERROR("%s:%d: %s", lexer->jinja->source, lexer->line, what);
 }
 
-/* Carriage returns become newlines, one newline at the end goes, as Jinja has it. */
+/* Converts carriage returns to newlines and removes one newline at the end, as Jinja does. */
 static struct rk_status *normalise(struct rk_jinja *jinja, const char *text, size_t bytes,
                                    struct rk_lexer *lexer)
 {

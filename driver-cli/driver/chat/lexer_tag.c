@@ -142,7 +142,7 @@ static struct rk_status *unescape_hex(struct rk_lexer *lexer, const char *text, 
     return NULL;
 }
 
-/* What Python's "unicode-escape" makes of a backslash before a character that is not ASCII. */
+/* The result of Python's "unicode-escape" for a backslash before a non-ASCII character. */
 static void unescape_foreign(const char *text, struct rk_str *out, size_t *used)
 {
     int bytes;
@@ -168,7 +168,7 @@ static void unescape_octal(const char *text, size_t left, struct rk_str *out, si
     *used = i;
 }
 
-/* The escape at `text`, which begins with a backslash and has at least one character behind it. */
+/* The escape at `text`, which begins with a backslash and is followed by at least one character. */
 static struct rk_status *unescape(struct rk_lexer *lexer, const char *text, size_t left, struct rk_str *out,
                                   size_t *used)
 {
@@ -179,7 +179,7 @@ static struct rk_status *unescape(struct rk_lexer *lexer, const char *text, size
     if (known)
         rk_str_append_bytes(out, &meaning[known - plain], 1);
     else if (text[1] == '\n')
-        ; /* a line that goes on */
+        ; /* a continued line */
     else if (text[1] >= '0' && text[1] <= '7')
         unescape_octal(text, left, out, used);
     else if (text[1] == 'x' || text[1] == 'u' || text[1] == 'U')

@@ -1,12 +1,12 @@
-/* The variable `loop`, which may look one item ahead, and the test of a for loop, which is asked item by item
- * as the loop goes on. */
+/* The variable `loop`, which may look one item ahead, and the test of a for loop, which is evaluated item by
+ * item as the loop runs. */
 #include "driver-cli/driver/chat/render_internal.h"
 
 #include <string.h>
 
 #include "base/rk_alloc.h"
 
-/* Whether the loop's own `if` takes the item. */
+/* Whether the item passes the loop's `if`. */
 static struct rk_status *passes(struct rk_render *r, struct rk_for_loop *loop, rk_value_t item, bool *out)
 {
     struct rk_scope *outer = r->scope;

@@ -1,4 +1,4 @@
-/* Methods of dicts and lists, as Python has them, and the tables of all methods. */
+/* Methods of dicts and lists, as in Python, and the tables of all methods. */
 #include "driver-cli/driver/chat/filters_internal.h"
 
 #include <string.h>
@@ -119,7 +119,7 @@ const struct rk_callable *rk_jinja_method_find(rk_value_kind_t kind, const char 
         [RK_VALUE_STRING] = {rk_jinja_change_methods, rk_jinja_search_methods, rk_jinja_split_methods},
         [RK_VALUE_DICT] = {dict_methods},
         [RK_VALUE_LIST] = {list_methods},
-        [RK_VALUE_TUPLE] = {list_methods + 1}, /* tuples have no copy */
+        [RK_VALUE_TUPLE] = {list_methods + 1}, /* tuples have no copy() */
     };
     const struct rk_callable *row = NULL;
 

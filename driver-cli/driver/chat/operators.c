@@ -1,4 +1,4 @@
-/* Arithmetic, as Python has it; text % values (printf) is not supported. */
+/* Arithmetic, as in Python; text % values (printf) is not supported. */
 #include "driver-cli/driver/chat/render_internal.h"
 
 #include <math.h>
@@ -155,7 +155,7 @@ static struct rk_status *append_escaped(struct rk_render *r, rk_value_t value, s
     return st;
 }
 
-/* Markup escapes what is added to it. */
+/* Markup escapes the text added to it. */
 static struct rk_status *add_markup(struct rk_render *r, rk_value_t a, rk_value_t b, rk_value_t *out)
 {
     struct rk_str text = {0};

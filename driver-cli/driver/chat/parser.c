@@ -1,4 +1,4 @@
-/* Statements of a template to a syntax tree. */
+/* Parses the statements of a template to a syntax tree. */
 #include "driver-cli/driver/chat/render_internal.h"
 
 #include <string.h>
@@ -41,7 +41,7 @@ static struct rk_status *parse_data(struct rk_parser *parser, const struct rk_no
     if (!text)
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%s: out of memory", parser->jinja->source);
     *text = (struct rk_text){.data = token->text, .bytes = token->bytes, .chars = -1};
-    (void)rk_text_chars(text); /* counted now: renderings share it */
+    (void)rk_text_chars(text); /* counted now, because renderings share the text */
     node->value = (rk_value_t){.kind = RK_VALUE_STRING, .string = text};
     parser->at++;
     *out = node;
@@ -62,7 +62,7 @@ static struct rk_status *parse_print(struct rk_parser *parser, const struct rk_n
     return NULL;
 }
 
-/* Whether "{%" stands here and one of the names behind it. */
+/* Whether the next tokens are "{%" and one of the names. */
 static bool is_end(const struct rk_parser *parser, const char *const *ends)
 {
     const struct rk_jinja_token *token = rk_parser_peek(parser);
@@ -90,7 +90,8 @@ static struct rk_status *parse_part(struct rk_parser *parser, const struct rk_no
     return expect_tag_end(parser);
 }
 
-/* Up to one of `ends` (NULL-terminated; NULL: the end of the template), whose name is the next token. */
+/* Parses up to one of `ends` (NULL-terminated; NULL: the end of the template), whose name is the next
+ * token. */
 static struct rk_status *parse_block(struct rk_parser *parser, const struct rk_node **out,
                                      const char *const *ends)
 {
@@ -99,7 +100,7 @@ static struct rk_status *parse_block(struct rk_parser *parser, const struct rk_n
     struct rk_status *st = rk_parser_node(parser, &node, RK_NODE_BLOCK);
 
     if (!st && parser->at > 0)
-        node->line = parser->tokens.items[parser->at - 1].line; /* of the tag in front of it */
+        node->line = parser->tokens.items[parser->at - 1].line; /* line of the preceding tag */
     while (!st && !is_end(parser, ends) && rk_parser_peek(parser)->type != RK_LEX_END) {
         const struct rk_node *part = NULL;
 
@@ -133,7 +134,7 @@ static struct rk_status *parse_body(struct rk_parser *parser, const struct rk_no
     return st;
 }
 
-/* --- statements; each begins behind its name --- */
+/* --- statements; each is parsed from after its name --- */
 
 static struct rk_status *parse_if(struct rk_parser *parser, struct rk_node *node)
 {
@@ -235,7 +236,7 @@ fail:
     return st;
 }
 
-/* Body of a macro, of a call block or of a generation block: what stands in it is a function of its own. */
+/* Body of a macro, of a call block or of a generation block: its content is a separate function. */
 static struct rk_status *parse_function_body(struct rk_parser *parser, const char *const *ends,
                                              const struct rk_node **body, uint32_t *uses)
 {

@@ -1,5 +1,5 @@
 /* Operators of a template, with Jinja's precedence: conditional, or, and, not, comparisons and in, + -, ~,
- * * / // %, **, unary. What binds closer stands in parser_primary.c and parser_postfix.c. */
+ * * / // %, **, unary. Operators that bind tighter are in parser_primary.c and parser_postfix.c. */
 #include "driver-cli/driver/chat/render_internal.h"
 
 typedef struct rk_status *(*level_fn_t)(struct rk_parser *parser, const struct rk_node **out);
@@ -30,7 +30,7 @@ static struct rk_status *parse_operand(struct rk_parser *parser, const struct rk
     return parse_unary(parser, out, true);
 }
 
-/* Left-associative: `ops` in a row over what `next` reads. */
+/* Left-associative: a sequence of `ops` with operands parsed by `next`. */
 static struct rk_status *parse_binary(struct rk_parser *parser, const struct rk_node **out,
                                       const int32_t *ops, level_fn_t next)
 {
@@ -97,7 +97,7 @@ static struct rk_status *parse_sum(struct rk_parser *parser, const struct rk_nod
     return parse_binary(parser, out, ops, parse_concat);
 }
 
-/* The comparison that stands here, taken; 0 when there is none. */
+/* Consumes a comparison operator and returns it; 0 if there is none. */
 static int32_t take_comparison(struct rk_parser *parser)
 {
     static const int32_t ops[] = {RK_OP2('=', '='), RK_OP2('!', '='), '<', RK_OP2('<', '='), '>',

@@ -1,5 +1,5 @@
 /* Statements of a template. Scopes are Jinja's: a loop's body, a macro and the blocks with, filter, call and
- * generation have one of their own; what is set there is not seen outside, and an if has none. */
+ * generation have their own scope; variables set there are not visible outside, and an if has no scope. */
 #include "driver-cli/driver/chat/render_internal.h"
 
 #include <string.h>
@@ -105,7 +105,7 @@ static struct rk_status *write_value(struct rk_render *r, rk_value_t value)
     return rk_value_format(r, value, r->out);
 }
 
-/* What the block writes, as a string; in the scope at hand. */
+/* The output of the block, as a string; in the current scope. */
 static struct rk_status *capture(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
 {
     struct rk_str text = {0}, *outer = r->out;
@@ -148,7 +148,8 @@ static struct rk_status *run_if(struct rk_render *r, const struct rk_node *node)
 static struct rk_status *run_loop(struct rk_render *r, const struct rk_node *node, struct rk_for_loop *loop,
                                   bool *is_empty)
 {
-    *is_empty = true; /* until a body runs to its end: in Jinja break and continue leave the else to run */
+    *is_empty = true; /* until a body runs to its end: in Jinja the else block runs after break and
+                       * continue */
     for (;;) {
         rk_flow_signal_t signal;
         bool has_item;
@@ -237,7 +238,7 @@ static struct rk_status *run_macro(struct rk_render *r, const struct rk_node *no
     return rk_scope_put(r, r->scope, node->id, macro);
 }
 
-/* {% call f(...) %} hands f the block as the argument `caller`. */
+/* {% call f(...) %} passes the block to f as the argument `caller`. */
 static struct rk_status *run_call_block(struct rk_render *r, const struct rk_node *node)
 {
     static struct rk_text caller_name = {.data = "caller", .bytes = 6, .chars = 6};
@@ -278,7 +279,7 @@ static struct rk_status *run_with(struct rk_render *r, const struct rk_node *nod
     for (int32_t i = 0; !st && i < node->num_items; i += 2) {
         rk_value_t value;
 
-        r->scope = outer; /* the values do not see each other */
+        r->scope = outer; /* the values cannot refer to each other */
         st = rk_eval(r, node->items[i + 1], &value);
         r->scope = inner;
         if (!st)

@@ -8,14 +8,14 @@
 #include "driver-cli/driver/chat/value_internal.h"
 #include "driver-cli/rk_chat.h"
 
-/* --- bounds: far above any published template; a malicious template ends with an error --- */
+/* --- limits, far above any published template; a malicious template fails with an error --- */
 #define RK_JINJA_TEMPLATE_BYTES_MAX (1 << 20)
 #define RK_JINJA_NODES_MAX          200000
 #define RK_JINJA_NESTING_MAX        64      /* of expressions and statements in the text */
 #define RK_JINJA_DEPTH_MAX          200     /* of evaluation: nesting and macros that call macros */
 #define RK_JINJA_STEPS_MAX          4000000 /* nodes evaluated, items visited, blocks of bytes copied */
 #define RK_JINJA_OUTPUT_BYTES_MAX   (16 << 20)
-#define RK_JINJA_MEMORY_BYTES_MAX   (128 << 20) /* of values that one rendering makes */
+#define RK_JINJA_MEMORY_BYTES_MAX   (128 << 20) /* memory of the values of one rendering */
 #define RK_JINJA_RANGE_MAX          100000      /* Jinja's sandbox has the same */
 
 /* --- lexer.c --- */
@@ -76,7 +76,7 @@ typedef enum rk_node_kind {
     RK_NODE_AND,     /* a, b */
     RK_NODE_OR,      /* a, b */
     RK_NODE_COND,    /* b if a else c; c NULL */
-    /* targets of assignments beside NAME and TUPLE */
+    /* targets of assignments in addition to NAME and TUPLE */
     RK_NODE_NSREF, /* id.a, a being a NSREF whose value is the name */
     /* statements */
     RK_NODE_DATA,         /* value */
@@ -142,18 +142,18 @@ struct rk_parser {
     int64_t at;
     int32_t nesting, loop_nesting;
     int64_t num_nodes;
-    uint32_t macro_uses; /* of the macro that is being read */
+    uint32_t macro_uses; /* of the macro that is being parsed */
 };
 
 struct rk_status *rk_jinja_parse(struct rk_parser *parser) RK_NODISCARD;
 const struct rk_jinja_token *rk_parser_peek(const struct rk_parser *parser);
-/* Whether the token reads so. */
+/* Whether the token has this text. */
 bool rk_parser_is_text(const struct rk_jinja_token *token, const char *text);
 bool rk_parser_is_name(const struct rk_parser *parser, const char *name);
 bool rk_parser_is_op(const struct rk_parser *parser, int32_t op);
 bool rk_parser_skip_name(struct rk_parser *parser, const char *name);
 bool rk_parser_skip_op(struct rk_parser *parser, int32_t op);
-/* INVALID_ARGUMENT "SOURCE:LINE: ..." about the token at hand. */
+/* INVALID_ARGUMENT "SOURCE:LINE: ..." about the current token. */
 struct rk_status *rk_parser_unexpected(const struct rk_parser *parser, const char *expected) RK_NODISCARD;
 /* UNIMPLEMENTED "SOURCE:LINE: NAME is not supported". */
 struct rk_status *rk_parser_unsupported(const struct rk_parser *parser, const char *what,
@@ -165,7 +165,7 @@ typedef RK_ARRAY(const struct rk_node *) rk_nodes_t;
 struct rk_status *rk_parser_set_items(struct rk_parser *parser, struct rk_node *node,
                                       rk_nodes_t *items) RK_NODISCARD;
 struct rk_status *rk_parser_enter(struct rk_parser *parser) RK_NODISCARD; /* one level deeper */
-/* Takes a NAME token and gives its id and text. */
+/* Consumes a NAME token and returns its id and text. */
 struct rk_status *rk_parser_take_name(struct rk_parser *parser, struct rk_node *node) RK_NODISCARD;
 struct rk_status *rk_parser_expect_op(struct rk_parser *parser, int32_t op) RK_NODISCARD;
 /* A string of the tree; `data` is borrowed. */
@@ -173,8 +173,8 @@ struct rk_status *rk_parser_text(struct rk_parser *parser, rk_value_t *out, cons
                                  int64_t bytes) RK_NODISCARD;
 /* A name, a constant, a list, a dict, or an expression in parentheses. */
 struct rk_status *rk_parse_primary(struct rk_parser *parser, const struct rk_node **out) RK_NODISCARD;
-/* Behind the expression *out, which becomes the whole: attributes, items, slices and calls; then filters and
- * tests. */
+/* Parses after the expression *out attributes, items, slices and calls, then filters and tests; *out becomes
+ * the whole expression. */
 struct rk_status *rk_parse_postfix(struct rk_parser *parser, const struct rk_node **out) RK_NODISCARD;
 struct rk_status *rk_parse_filters_and_tests(struct rk_parser *parser,
                                              const struct rk_node **out) RK_NODISCARD;
@@ -186,7 +186,7 @@ struct rk_status *rk_parse_tuple(struct rk_parser *parser, const struct rk_node 
 /* NAME, NAME.NAME, or a tuple of them. */
 struct rk_status *rk_parse_target(struct rk_parser *parser, const struct rk_node **out,
                                   const char *stop) RK_NODISCARD;
-/* The filters that follow: `node` may be NULL (a block's text); with is_inline the first stands without "|".
+/* The filters that follow: `node` may be NULL (a block's text); with is_inline the first has no "|".
  */
 struct rk_status *rk_parse_filters(struct rk_parser *parser, const struct rk_node *node, bool is_inline,
                                    const struct rk_node **out) RK_NODISCARD;
@@ -208,10 +208,10 @@ typedef enum rk_flow_signal { RK_SIGNAL_NONE, RK_SIGNAL_BREAK, RK_SIGNAL_CONTINU
 struct rk_for_loop {
     struct rk_iter *iter;
     const struct rk_node *node;        /* FOR: its test */
-    struct rk_scope *scope;            /* around the loop */
-    bool is_drained;                   /* iter is over what passed the test already */
-    rk_value_t before, current, after; /* after: UNSET until it was read ahead */
-    bool is_at_end;                    /* looked ahead, and there was nothing */
+    struct rk_scope *scope;            /* enclosing scope */
+    bool is_drained;                   /* iter iterates over items that have already passed the test */
+    rk_value_t before, current, after; /* after: UNSET until it is read ahead */
+    bool is_at_end;                    /* read ahead, and there was no further item */
     int64_t index0, length;            /* length -1: unknown */
     rk_value_t changed;
 };
@@ -225,7 +225,7 @@ struct rk_render {
     int32_t depth, line;
     rk_flow_signal_t signal;
     int64_t now_s;                     /* strftime_now */
-    const struct rk_str *whole;        /* the output itself; `out` is another string inside of a capture */
+    const struct rk_str *whole;        /* the output itself; `out` is a different string inside a capture */
     struct rk_chat_spans *generations; /* or NULL */
 };
 
@@ -234,7 +234,7 @@ struct rk_status *rk_render_alloc(struct rk_render *r, void **out, size_t bytes)
 /* Counts work; RESOURCE_EXHAUSTED beyond the bound. */
 struct rk_status *rk_render_step(struct rk_render *r, int64_t steps) RK_NODISCARD;
 struct rk_status *rk_render_block(struct rk_render *r, const struct rk_node *node) RK_NODISCARD;
-/* Runs the block in a scope of its own and gives what it writes. */
+/* Runs the block in a new scope and returns its output. */
 struct rk_status *rk_render_capture(struct rk_render *r, const struct rk_node *node,
                                     rk_value_t *out) RK_NODISCARD;
 struct rk_status *rk_scope_push(struct rk_render *r, struct rk_scope *parent) RK_NODISCARD;
@@ -246,7 +246,7 @@ struct rk_status *rk_render_assign(struct rk_render *r, const struct rk_node *ta
 /* --- loop.c --- */
 struct rk_status *rk_for_loop_next(struct rk_render *r, struct rk_for_loop *loop,
                                    bool *has_item) RK_NODISCARD;
-/* A member of the variable `loop`; UNSET when there is no such. */
+/* A member of the variable `loop`; UNSET if there is none of this name. */
 struct rk_status *rk_for_loop_attr(struct rk_render *r, struct rk_for_loop *loop, const char *name,
                                    rk_value_t *out) RK_NODISCARD;
 
@@ -283,7 +283,7 @@ struct rk_status *rk_call_row(struct rk_render *r, const struct rk_callable *row
 struct rk_status *rk_call_macro(struct rk_render *r, const struct rk_macro *macro,
                                 const struct rk_actuals *actuals, rk_value_t *out) RK_NODISCARD;
 
-/* --- the tables; NULL when there is no such row --- */
+/* --- the tables; NULL if there is no such row --- */
 const struct rk_callable *rk_jinja_filter_find(const char *name);
 const struct rk_callable *rk_jinja_test_find(const char *name);
 const struct rk_callable *rk_jinja_function_find(const char *name);
@@ -291,7 +291,7 @@ const struct rk_callable *rk_jinja_method_find(rk_value_kind_t kind, const char 
 /* Those of strings; each ends with a row without a name. */
 extern const struct rk_callable rk_jinja_change_methods[], rk_jinja_search_methods[],
     rk_jinja_split_methods[];
-/* Names that Jinja or Python has and this interpreter does not: refused when a template is compiled. */
+/* Names of Jinja or Python that this interpreter does not support: refused when a template is compiled. */
 bool rk_jinja_filter_is_known(const char *name);
 bool rk_jinja_test_is_known(const char *name);
 bool rk_jinja_method_is_known(const char *name);
@@ -301,12 +301,12 @@ extern const struct rk_callable rk_filters_list[];
 extern const struct rk_callable rk_filters_lazy[];
 extern const struct rk_callable rk_filters_number[];
 
-/* Arguments of rows: a value of the kind, or the default when it was not given. `name` is for messages. */
+/* Arguments of rows: a value of the kind, or the default if it was not given. `name` is for messages. */
 struct rk_status *rk_arg_int(rk_value_t arg, const char *name, int64_t fallback, int64_t *out) RK_NODISCARD;
 struct rk_status *rk_arg_bool(struct rk_render *r, rk_value_t arg, bool fallback, bool *out) RK_NODISCARD;
 /* NULL when it was not given or is None. */
 struct rk_status *rk_arg_text(rk_value_t arg, const char *name, struct rk_text **out) RK_NODISCARD;
-/* The same of an argument that has to be there. */
+/* The same for a required argument. */
 struct rk_status *rk_arg_need_text(rk_value_t arg, const char *name, struct rk_text **out) RK_NODISCARD;
 
 #endif

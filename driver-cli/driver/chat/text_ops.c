@@ -1,4 +1,4 @@
-/* Operations on texts that filters and methods share. */
+/* Operations on texts, shared by filters and methods. */
 #include "driver-cli/driver/chat/filters_internal.h"
 
 #include <string.h>
@@ -33,7 +33,7 @@ void rk_text_escape(const char *text, int64_t bytes, struct rk_str *out)
     }
 }
 
-/* An empty `old` stands before each character and at the end, as in Python. */
+/* An empty `old` matches before each character and at the end, as in Python. */
 static struct rk_status *insert_between(const struct rk_text *text, const struct rk_text *new_text,
                                         int64_t count, struct rk_str *out)
 {

@@ -92,7 +92,7 @@ bool rk_code_point_is_alnum(uint32_t code)
     }
 }
 
-/* Digits written higher, lower or in a circle, which are digits in Python too: first and last of each run. */
+/* Superscript, subscript and circled digits, which are digits in Python too: first and last of each run. */
 bool rk_code_point_is_digit(uint32_t code)
 {
     static const uint32_t runs[][2] = {

@@ -1,4 +1,4 @@
-/* Values: making them, truth, length, dicts. */
+/* Values: creation, truth, length, dicts. */
 #include "driver-cli/driver/chat/render_internal.h"
 
 #include <string.h>
@@ -193,7 +193,7 @@ struct rk_status *rk_dict_put(struct rk_render *r, struct rk_dict *dict, rk_valu
     return NULL;
 }
 
-/* --- from JSON: keys are unique there, and what is nested too deeply was refused by the parser --- */
+/* --- from JSON: keys are unique, and the parser has limited the nesting --- */
 
 static struct rk_status *from_array(struct rk_render *r, rk_value_t *out, const struct rk_json *json)
 {

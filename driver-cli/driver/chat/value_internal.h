@@ -1,5 +1,5 @@
 /* Values of chat templates, with Python's semantics: text counts in code points, True is 1, dicts keep their
- * order, iterators are used up once. What a rendering makes lives in its arena and ends with it. */
+ * order, iterators can be read once. Values of a rendering are in its arena and are freed with it. */
 #ifndef RK_VALUE_INTERNAL_H
 #define RK_VALUE_INTERNAL_H
 
@@ -86,7 +86,7 @@ struct rk_range {
     int64_t start, step, count;
 };
 
-/* A Python iterator: `next` gives its items one by one. */
+/* A Python iterator: `next` returns its items one by one. */
 struct rk_iter {
     struct rk_status *(*next)(struct rk_render *r, struct rk_iter *iter, rk_value_t *out, bool *has_item);
     rk_value_t source; /* of the iterators over one value */
@@ -106,7 +106,7 @@ struct rk_actuals {
 
 #define RK_CALLABLE_MAX_PARAMS 6
 
-/* What a row of a table of functions, filters, tests or methods gets. */
+/* The arguments of a row of a table of functions, filters, tests or methods. */
 struct rk_row_call {
     rk_value_t self;                         /* the value that is filtered, tested, or has the method */
     rk_value_t args[RK_CALLABLE_MAX_PARAMS]; /* in the order of `params`; UNSET where not given */
@@ -127,7 +127,7 @@ struct rk_bound_method {
 
 struct rk_macro {
     const struct rk_node *node;
-    struct rk_scope *scope; /* where it was defined */
+    struct rk_scope *scope; /* scope in which it was defined */
 };
 
 static inline rk_value_t rk_value_none(void)
@@ -157,10 +157,10 @@ static inline rk_value_t rk_value_undefined(const char *missing)
 
 /* --- value.c --- */
 const char *rk_value_type_name(rk_value_t value); /* Python's: "str", "NoneType" */
-/* RESOURCE_EXHAUSTED when the arena of the rendering is full; for all that make values. */
+/* RESOURCE_EXHAUSTED when the arena of the rendering is full; for all functions that create values. */
 struct rk_status *rk_value_new_string(struct rk_render *r, rk_value_t *out, const char *text,
                                       size_t bytes) RK_NODISCARD;
-/* Takes what the builder holds, and empties it, on failure too. */
+/* Takes the content of the builder and empties it, on failure too. */
 struct rk_status *rk_value_take_string(struct rk_render *r, rk_value_t *out,
                                        struct rk_str *text) RK_NODISCARD;
 /* A part of another string: shares its bytes. */
@@ -201,11 +201,11 @@ struct rk_status *rk_value_contains(struct rk_render *r, rk_value_t container, r
 
 /* --- iter.c --- */
 bool rk_value_is_iterable(rk_value_t value);
-/* iter(); INVALID_ARGUMENT for what Python cannot iterate over. */
+/* iter(); INVALID_ARGUMENT for values that are not iterable in Python. */
 struct rk_status *rk_iter_open(struct rk_render *r, struct rk_iter **out, rk_value_t value) RK_NODISCARD;
 struct rk_status *rk_iter_next(struct rk_render *r, struct rk_iter *iter, rk_value_t *out,
                                bool *has_item) RK_NODISCARD;
-/* list(): all that is left. */
+/* list(): all remaining items. */
 struct rk_status *rk_iter_drain(struct rk_render *r, struct rk_iter *iter, rk_value_t *out) RK_NODISCARD;
 struct rk_status *rk_value_to_list(struct rk_render *r, rk_value_t value, rk_value_t *out) RK_NODISCARD;
 

@@ -1,4 +1,4 @@
-/* json.dumps(), with the options that the filter tojson hands on. */
+/* json.dumps(), with the options of the filter tojson. */
 #include "driver-cli/driver/chat/render_internal.h"
 
 #include <math.h>
@@ -52,7 +52,7 @@ static void write_real(struct writer *writer, double value)
         rk_real_format(value, writer->out);
 }
 
-/* A line of its own, when there is an indent. */
+/* Begins a new line if there is an indent. */
 static void write_break(struct writer *writer)
 {
     if (!writer->style->indent)
@@ -103,7 +103,7 @@ static struct rk_status *write_key(struct rk_render *r, struct writer *writer, r
     return st;
 }
 
-/* Keys in the order in which they are written. */
+/* Keys in the order of the output. */
 static struct rk_status *sorted_keys(struct rk_render *r, const struct rk_dict *dict, bool is_sorted,
                                      int64_t **out)
 {

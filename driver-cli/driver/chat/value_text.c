@@ -9,7 +9,7 @@
 
 #include "base/rk_alloc.h"
 
-/* --- floats: the fewest digits that read back the same, an exponent below 1e-4 and from 1e16 on --- */
+/* --- floats: the fewest digits that round-trip, an exponent below 1e-4 and from 1e16 on --- */
 
 static void format_digits(const char *digits, int exponent, struct rk_str *out)
 {
