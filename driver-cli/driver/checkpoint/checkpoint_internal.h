@@ -23,7 +23,7 @@
 
 /* --- the driver's state (run_state.c) --- */
 
-/* After a step that has taken one batch, as each step does but one that filters groups. */
+/* The position after a step that has taken one batch; steps that filter groups may take more. */
 struct rk_run_position rk_run_position_after(const struct rk_config *job, int64_t num_rows, int64_t step);
 
 /* The identity of a run, for the state: resolved configuration, checksums of the data and of the tokenizer,
@@ -34,15 +34,15 @@ struct rk_status *rk_run_identity_make(struct rk_json **out, const struct rk_con
 struct rk_json *rk_run_state_make(const struct rk_json *identity, const struct rk_config *job,
                                   const struct rk_run_position *position, const struct rk_kl_ctrl *kl_ctrl,
                                   int64_t step);
-/* The coefficient of an adaptive controller of the KL; NAN when the run had none. DATA_LOSS when the state
- * lacks it. */
+/* The coefficient of an adaptive controller of the KL; NAN if the run had none. DATA_LOSS if it is missing
+ * from the state. */
 struct rk_status *rk_run_state_kl_coef(double *out, const struct rk_json *state) RK_NODISCARD;
-/* The position that the state has: of a run that filters groups it does not follow from the step. DATA_LOSS
- * for one that cannot be. */
+/* The position in the state; in a run that filters groups it does not follow from the step. DATA_LOSS for an
+ * impossible one. */
 struct rk_status *rk_run_position_read(struct rk_run_position *out, const struct rk_json *state) RK_NODISCARD;
 /* Whether a run of that identity can resume from the state: INVALID_ARGUMENT lists all differences that
  * change the meaning of its steps (model, data, their order, the samples of a prompt), one per line. Other
- * differences are appended to `changes`, one per line. DATA_LOSS for a state that lacks what it should have.
+ * differences are appended to `changes`, one per line. DATA_LOSS for an incomplete state.
  */
 struct rk_status *rk_run_state_check(const struct rk_json *state, const struct rk_json *identity,
                                      const struct rk_run_position *position, int64_t step,
@@ -56,8 +56,8 @@ struct rk_checkpoints {
     bool is_async;                       /* actor.checkpoint.async_save */
     const struct rk_json *save_contents; /* borrowed from the job */
     struct rk_json *load_contents;
-    const char
-        *parts[RK_LIMIT_ROLES + 2]; /* of a step: the roles that train, and the driver; ends with NULL */
+    const char *parts[RK_LIMIT_ROLES + 2]; /* the parts of a step: those of the roles that train, and the
+                                            * driver's; ends with NULL */
     const char *roles[RK_LIMIT_ROLES + 1]; /* the first of them */
     int lock;                              /* -1: not held */
     struct rk_json *identity;              /* of this run, with its run_dir */
@@ -65,8 +65,8 @@ struct rk_checkpoints {
     int64_t resume_step;                   /* N; 0: from the beginning */
     double resume_kl_coef;                 /* of an adaptive controller of the KL; NAN: none was saved */
     struct rk_run_position position;       /* after that step */
-    char *run_dir;                         /* of the run that goes on; NULL: unknown */
-    struct rk_str changes;                 /* of the configuration since then, one a line */
+    char *run_dir;                         /* of the resumed run; NULL: unknown */
+    struct rk_str changes;                 /* changes of the configuration since then, one per line */
 };
 
 struct rk_checkpoints_args {
@@ -86,12 +86,12 @@ void rk_checkpoints_fini(struct rk_checkpoints *checkpoints);
 /* Writes the driver's part of the checkpoint of `step`. */
 struct rk_status *rk_checkpoints_write_state(const struct rk_checkpoints *checkpoints,
                                              const struct rk_json *state, int64_t step) RK_NODISCARD;
-/* The checkpoint of `step`, all of whose parts are written, becomes the latest. DATA_LOSS, NOT_FOUND when a
- * part is not there. */
+/* Makes the checkpoint of `step`, whose parts are all written, the latest. DATA_LOSS or NOT_FOUND if a part
+ * is missing. */
 struct rk_status *rk_checkpoints_complete(const struct rk_checkpoints *checkpoints,
                                           int64_t step) RK_NODISCARD;
-/* Removes the oldest checkpoints but the `keep` newest, the one that the tracker names and the one that the
- * run goes on from. Checkpoints without a driver's part belong to others, and are kept. */
+/* Removes the oldest checkpoints except the `keep` newest, the one named by the tracker and the one from
+ * which the run resumed. Checkpoints without a driver's part belong to others, and are kept. */
 struct rk_status *rk_checkpoints_prune(const struct rk_checkpoints *checkpoints, int64_t keep) RK_NODISCARD;
 
 #endif

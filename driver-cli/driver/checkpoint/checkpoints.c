@@ -58,7 +58,7 @@ static struct rk_status *held_by(const char *dir, const char *path)
     return st;
 }
 
-/* Held as long as this process exists. On file systems without locks no lock is taken. */
+/* Held until the process ends. On file systems without locks no lock is taken. */
 static struct rk_status *take_lock(struct rk_checkpoints *checkpoints)
 {
     char *path = rk_path_join(checkpoints->dir, LOCK_FILE), *self = rk_driver_default_id();
@@ -80,7 +80,7 @@ static struct rk_status *take_lock(struct rk_checkpoints *checkpoints)
     return st;
 }
 
-/* --- from which step --- */
+/* --- the step to resume from --- */
 
 /* Steps of other runs must not be among those of this run: `auto` would treat them as its own.
  * `last` is the newest step of this run, -1 for none. */
@@ -174,7 +174,7 @@ static struct rk_status *find_named(struct rk_checkpoints *checkpoints, const st
     return NULL;
 }
 
-/* --- whether this job may go on from it --- */
+/* --- whether this job may resume from it --- */
 
 static struct rk_status *check_state(struct rk_checkpoints *checkpoints, const struct rk_json *state,
                                      const struct rk_checkpoints_args *args)
@@ -264,7 +264,7 @@ static void read_keys(struct rk_checkpoints *out, const struct rk_config *job)
     find_parts(out, job);
 }
 
-/* *is_there: false when the run does not save and has nothing to look for. */
+/* *is_there: false if the run does not save and there is no directory to search. */
 static struct rk_status *open_dir(struct rk_checkpoints *out, const struct rk_checkpoints_args *args,
                                   bool *is_there)
 {

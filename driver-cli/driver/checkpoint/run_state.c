@@ -249,7 +249,7 @@ static void tell_change(struct rk_str *out, const char *path, const struct rk_js
     rk_free(after);
 }
 
-/* Members that only one of the two has were added to or removed from rankd since, and are ignored. */
+/* Members that are in only one of the two have since been added to or removed from rankd, and are ignored. */
 static void compare(const struct comparison *comparison, const char *path, const struct rk_json *saved,
                     const struct rk_json *now)
 {

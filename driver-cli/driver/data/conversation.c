@@ -24,7 +24,7 @@ struct conversation {
     struct rk_chat_spans spans; /* bytes of it that the loss counts */
     struct rk_tokenizer_ids ids;
     bool has_blocks;  /* the spans are those of the template's generation blocks */
-    bool is_mismatch; /* why it failed */
+    bool is_mismatch; /* the failure is a mismatch */
 };
 
 void rk_marked_ids_fini(struct rk_marked_ids *sequence)
@@ -111,8 +111,7 @@ static struct rk_status *check_prefix(struct conversation *conv, const struct rk
     return st;
 }
 
-/* The bytes of messages[i], the last of `head`; in front of it, `asked` is the text with the generation
- * prompt. */
+/* The bytes of messages[i], the last of `head`; `asked` is the preceding text with the generation prompt. */
 static struct rk_status *add_answer(struct conversation *conv, const struct rk_json *head, int64_t i,
                                     const struct rk_str *asked)
 {
@@ -225,7 +224,7 @@ static struct rk_status *count_tokens(const struct conversation *conv, size_t by
     return NULL;
 }
 
-/* The next character's place, or the one's in front. */
+/* The position of the next or the previous character. */
 static size_t step(const struct conversation *conv, size_t bytes)
 {
     bool is_valid;
@@ -302,7 +301,8 @@ static struct rk_status *encode_messages(const struct conversation *conv, const 
     return st;
 }
 
-/* What two empty messages have more than one is a message; the rest of one stands in front of it. */
+/* The difference between the texts of two empty messages and of one is a message; the rest of the text of one
+ * precedes it. */
 static struct rk_status *learn_openings(struct rk_example_reader *reader)
 {
     struct conversation conv = {.reader = reader}; /* without the tools and variables of a row */
@@ -356,7 +356,7 @@ static struct rk_status *append_message(struct conversation *conv, struct rk_mar
     return st;
 }
 
-/* As verl concatenates messages (MultiTurnSFTDataset). */
+/* Concatenates messages as verl's MultiTurnSFTDataset. */
 static struct rk_status *concatenate(struct conversation *conv, struct rk_marked_ids *out)
 {
     conv->reader->num_mismatches++;

@@ -152,7 +152,7 @@ static struct rk_status *read_sft(struct row *row, struct loader *loader, const 
 
 /* --- pairs --- */
 
-/* The messages that both sides begin with are the prompt. */
+/* The common first messages of both sides are the prompt. */
 static int64_t count_shared(const struct rk_json *const sides[RK_EXAMPLE_SEQUENCES_MAX])
 {
     int64_t count = 0;
@@ -228,7 +228,7 @@ static struct rk_status *truncate_sequence(struct rk_marked_ids *sequence,
         memmove(sequence->loss_mask, sequence->loss_mask + begin, (size_t)sequence->count);
     }
     if (sequence->count > 0)
-        sequence->loss_mask[0] = 0; /* no token stands before it that could predict it */
+        sequence->loss_mask[0] = 0; /* the first token has no prediction */
     *is_empty = *is_empty || !memchr(sequence->loss_mask, 1, (size_t)sequence->count);
     return NULL;
 }

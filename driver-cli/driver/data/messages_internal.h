@@ -11,7 +11,7 @@ struct rk_messages_template {
     const struct rk_chat *chat;        /* NULL: the model has no template */
     const struct rk_json *chat_kwargs; /* object of variables for it, or NULL */
     const char *dir;                   /* where a template was looked for, for messages; or NULL */
-    int64_t now_s;                     /* of templates that write the date */
+    int64_t now_s;                     /* time for templates that render the date */
 };
 
 /* A list with at least one {"role": TEXT, "content": TEXT or parts of text}; names the item that is not. */

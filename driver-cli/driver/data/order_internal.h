@@ -16,7 +16,7 @@ struct rk_epoch_order {
 /* `order` is zeroed or initialised below; `count` rows. */
 void rk_epoch_order_init(struct rk_epoch_order *order, int64_t count, bool shuffle, uint64_t seed);
 void rk_epoch_order_fini(struct rk_epoch_order *order);
-/* The row at place i of that epoch: i itself, or that of the epoch's permutation. */
+/* The row at position i of that epoch: i itself, or the i-th of the epoch's permutation. */
 int64_t rk_epoch_order_at(struct rk_epoch_order *order, int64_t epoch, int64_t i);
 
 #endif

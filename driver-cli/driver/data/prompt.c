@@ -1,5 +1,5 @@
-/* Prompts: text that is encoded as it is, or messages that the model's chat template renders. Special tokens
- * in the text are recognised, and none are added: the template has them. */
+/* Prompts: text that is encoded unchanged, or messages that the model's chat template renders. Special tokens
+ * in the text are recognised, and none are added, since the template contains them. */
 #include "driver-cli/driver/data/prompt_internal.h"
 
 #include "base/rk_alloc.h"

@@ -5,12 +5,12 @@
 #include "driver-cli/rk_dataset.h"
 
 struct rk_prompt {
-    char *text; /* as it was encoded; rk_free */
+    char *text; /* the encoded text; rk_free */
     struct rk_tokenizer_ids ids;
     bool is_chat; /* the row has messages */
 };
 
-/* Renders and encodes the prompt. INVALID_ARGUMENT "KEY: ..." for a prompt that cannot be one. The caller
+/* Renders and encodes the prompt. INVALID_ARGUMENT "KEY: ..." for an invalid prompt. The caller
  * releases *out in any case. */
 struct rk_status *rk_prompt_read(struct rk_prompt *out, const struct rk_json *row,
                                  const struct rk_dataset_config *config,

@@ -13,7 +13,7 @@
 struct reader {
     FILE *file;
     const char *path;
-    int64_t line; /* of the row at hand */
+    int64_t line; /* of the current row */
     rk_row_fn_t on_row;
     void *user;
     bool is_enough;
@@ -72,7 +72,7 @@ static struct rk_status *read_lines(struct reader *reader)
 
 /* --- arrays --- */
 
-/* The next character that is no white space; EOF at the end. Counts lines. */
+/* The next non-white-space character; EOF at the end. Counts lines. */
 static int next_char(struct reader *reader, int64_t *line)
 {
     int c;
@@ -84,7 +84,7 @@ static int next_char(struct reader *reader, int64_t *line)
     return c;
 }
 
-/* Reads an item from its first character on up to the "," or "]" behind it, which *end becomes. The parser
+/* Reads an item from its first character on up to the "," or "]" after it, which *end receives. The parser
  * checks the text between; only strings and brackets are recognised here. */
 static struct rk_status *read_item(struct reader *reader, int c, struct rk_str *item, int64_t *line, int *end)
 {

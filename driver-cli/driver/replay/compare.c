@@ -56,7 +56,7 @@ static void add_number(struct rk_replay_difference *difference, double recorded,
         difference->max_rel = fmax(difference->max_rel, error / scale);
 }
 
-/* One element of a column, whose type is no half or eighth of a float. */
+/* One element of a column whose type is not a 16-bit or 8-bit float. */
 static double integer_at(const void *values, rk_dtype_t dtype, int64_t i)
 {
     switch (dtype) {

@@ -127,7 +127,7 @@ static bool is_same(const struct rk_recording_item *a, const struct rk_recording
     return a->kind == RK_RECORDING_CONFIGURE || strcmp(request_id_of(a), request_id_of(b)) == 0;
 }
 
-/* Whether the rank takes part in the item, now or later: then its own items before that come first. */
+/* Whether the rank takes part in the item, now or later: then its own earlier items come first. */
 static bool takes_part_later(const struct merge *merge, int32_t rank, const struct rk_recording_item *item)
 {
     const struct rk_recording *recording = merge->order->recordings[rank];
@@ -141,7 +141,7 @@ static bool takes_part_later(const struct merge *merge, int32_t rank, const stru
     return false;
 }
 
-/* All ranks that take part in the item have it next. Every rank takes part in a Configure. */
+/* Whether the item is next on all ranks that take part in it. Every rank takes part in a Configure. */
 static bool is_ready(const struct merge *merge, const struct rk_recording_item *item)
 {
     for (int32_t rank = 0; rank < merge->order->num_ranks; rank++) {

@@ -137,7 +137,8 @@ static bool is_from_outside(rk_code_t code)
            code == RK_UNAVAILABLE;
 }
 
-/* The recorded error where the failure began: one of a rank's own before those of its peers. NULL: none. */
+/* The recorded error that caused the failure: a rank's own error takes precedence over errors reported for
+ * peers. NULL: none. */
 static const struct rk_recording_item *find_failure(const struct rk_replay_step *step, int32_t num_ranks)
 {
     const struct rk_recording_item *found = NULL;
@@ -183,7 +184,7 @@ static struct rk_status *compare_ranks(struct rk_replay_report *report, const st
     return st;
 }
 
-/* The error of the replayed call against that of the recorded one; either may have none. */
+/* Compares the error of the replayed call with that of the recorded one; either may have none. */
 static void compare_error(struct rk_replay_report *report, const struct rk_recording_item *failure,
                           const struct rk_status *st)
 {

@@ -1,5 +1,5 @@
 /* Which metrics are plotted, and how. Long series are drawn with their extremes, at most POINTS_MAX points
- * each, so that the page stays small however long the run is. */
+ * each, so that the page size does not grow with the run. */
 #include "driver-cli/driver/report/report_internal.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 
 #include "base/rk_alloc.h"
 
-#define POINTS_MAX     240 /* twice as many as a plot has pixels on a phone would show no more */
+#define POINTS_MAX     240 /* about one point per pixel of a plot on a small screen */
 #define AVERAGE_WINDOW 10
 #define SERIES_MAX     16
 #define LINES_MAX      3
@@ -160,7 +160,7 @@ static double *own(struct drawing *drawing, int64_t count)
     return values;
 }
 
-/* The smallest and the largest value of each part of the series, in the order in which they came. */
+/* The smallest and the largest value of each part of the series, in order of their steps. */
 static void take_extremes(struct rk_plot_series *out, const double *x, const double *y, int64_t count,
                           double *points_x, double *points_y)
 {
@@ -231,7 +231,7 @@ static void add_points(struct drawing *drawing, const char *label, rk_plot_kind_
                       own(drawing, POINTS_MAX));
 }
 
-/* All values, or, of a long series, the means of its parts in front of their extremes. */
+/* All values, or, of a long series, the means of its parts drawn over their extremes. */
 static void add_line(struct drawing *drawing, const char *label, int color,
                      const struct rk_report_series *values)
 {

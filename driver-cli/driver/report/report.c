@@ -1,4 +1,4 @@
-/* The logger that is always on: keeps the data of the page and writes it. */
+/* The logger of the report, which is always enabled: keeps the data of the page and writes it. */
 #include <math.h>
 #include <string.h>
 
@@ -10,10 +10,10 @@
 #include "driver-cli/driver/report/report_internal.h"
 
 #define WRITE_INTERVAL_NS 3000000000
-#define WRITE_SHARE       50 /* writing takes at most one part in 50 of the time */
+#define WRITE_SHARE       50 /* writing takes at most 1/50 of the time */
 #define SERIES_MAX        128
 #define SAMPLES_MAX       64
-#define TEXT_BYTES_MAX    8192 /* of a sample's prompt, response or ground truth */
+#define TEXT_BYTES_MAX    8192 /* maximum length of a sample's prompt, response or ground truth */
 #define PLOTTED_VALUE_MAX 1e300
 
 const struct rk_report_series *rk_report_find(const struct rk_report *report, const char *name)
@@ -31,7 +31,7 @@ static double mean_of(const struct rk_report_series *series, int64_t first, int6
 
     for (int64_t i = first; i < first + count; i++)
         sum += series->y[i];
-    return sum / (double)count; /* NAN of no values */
+    return sum / (double)count; /* NAN without values */
 }
 
 double rk_report_mean_last(const struct rk_report *report, const char *name, int64_t count)
@@ -89,7 +89,7 @@ static void remember_all(struct rk_report *report, int64_t step, const struct rk
     report->step = step;
 }
 
-/* The text, or its beginning up to a whole character and a note of what is missing. */
+/* The text, or its beginning up to a character boundary with a note about the omitted rest. */
 static char *shorten(const char *text)
 {
     size_t bytes = strlen(text), kept = TEXT_BYTES_MAX;

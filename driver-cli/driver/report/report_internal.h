@@ -15,7 +15,7 @@
 /* --- plots (svg.c) --- */
 typedef enum rk_plot_kind {
     RK_PLOT_LINE,
-    RK_PLOT_FAINT,  /* what an average is of: thin, and not in tooltips */
+    RK_PLOT_FAINT,  /* the values of an average: thin, and not in tooltips */
     RK_PLOT_POINTS, /* few values: a line with a dot at each */
     RK_PLOT_AREA    /* stacked on the areas before it, which have the same x */
 } rk_plot_kind_t;
@@ -32,7 +32,7 @@ struct rk_plot_series {
 
 struct rk_plot {
     const char *title;   /* for screen readers */
-    double x_min, x_max; /* the x axis goes at least from here to there; equal: as far as the values */
+    double x_min, x_max; /* minimum range of the x axis; equal: the range of the values */
     bool is_from_zero;   /* the y axis begins at 0, if no value is below */
     int64_t num_series;
     const struct rk_plot_series *series;
@@ -40,7 +40,8 @@ struct rk_plot {
 
 /* An <svg> element for an HTML page, coloured by the page's style sheet. */
 void rk_plot_svg(struct rk_str *out, const struct rk_plot *plot);
-/* Text between tags or in a double-quoted attribute; control characters but newline and tab are dropped. */
+/* Text between tags or in a double-quoted attribute; control characters except newline and tab are
+ * dropped. */
 void rk_html_append_escaped(struct rk_str *out, const char *text, size_t bytes);
 /* "0.25", "1.5k", "12M": five characters or so. */
 void rk_format_short(char *out, size_t bytes, double value);
@@ -83,7 +84,7 @@ double rk_report_mean_first(const struct rk_report *report, const char *name, in
 bool rk_report_is_plotted(const char *metric);
 /* All charts that have values, in sections. */
 void rk_report_append_charts(struct rk_str *out, const struct rk_report *report);
-/* The series whose last value stands for a validation: the first mean@; NULL without one. */
+/* The series whose last value represents a validation: the first mean@; NULL without one. */
 const struct rk_report_series *rk_report_validation(const struct rk_report *report);
 
 /* --- the page (page.c) --- */

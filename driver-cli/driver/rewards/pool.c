@@ -56,7 +56,7 @@ struct rk_reward_pool {
     int64_t next_id; /* ids are never reused, so a late answer cannot match another item */
 };
 
-/* One call, or, without one, the first start. */
+/* State of one call, or of the first start without a call. */
 struct run {
     struct rk_reward_pool *pool;
     const struct rk_reward_call *call;
@@ -160,7 +160,7 @@ static struct rk_status *lose_ended_worker(struct run *run, struct worker *worke
     return st;
 }
 
-/* Frees the status, which tells how the worker broke the protocol. */
+/* Frees the status, which describes the violation of the protocol. */
 static struct rk_status *lose_wrong_worker(struct run *run, struct worker *worker, struct rk_status *wrong)
 {
     char *why = rk_format("violated the protocol: %s", rk_status_message(wrong));
@@ -248,7 +248,7 @@ static struct rk_status *take_lines(struct run *run, struct worker *worker)
     rk_str_fini(&line);
     if (!wrong && worker->process.received.bytes > RK_REWARD_ANSWER_BYTES)
         wrong = RK_FAIL(RK_RESOURCE_EXHAUSTED, "an answer is longer than %d bytes", RK_REWARD_ANSWER_BYTES);
-    if (rk_status_code(wrong) == RK_FAILED_PRECONDITION) { /* a hello that says why it cannot start */
+    if (rk_status_code(wrong) == RK_FAILED_PRECONDITION) { /* a hello with the reason why it cannot start */
         struct rk_status *st = lose_worker(run, worker, RK_REWARD_CRASH, rk_status_message(wrong));
 
         rk_status_free(wrong);

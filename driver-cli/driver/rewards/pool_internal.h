@@ -15,7 +15,7 @@ struct rk_reward_pool_config {
     int64_t start_timeout_ms; /* of a worker's hello */
 };
 
-/* Members of a row's configuration that it reads beside num_workers. */
+/* Members of a row's configuration that the pool reads in addition to num_workers. */
 #define RK_REWARD_POOL_KEYS "batch_size", "timeout", "start_timeout"
 
 /* Reads those members; argv and dir stay NULL. */

@@ -26,21 +26,21 @@ struct rk_reward_process {
  * and a watcher the rest of its group when this process does. */
 struct rk_status *rk_reward_process_start(struct rk_reward_process *process, char *const *argv,
                                           const char *dir) RK_NODISCARD;
-/* Sends as much of to_send as possible; false when it does not read any more. */
+/* Sends as much of to_send as possible; false if the process does not read any more. */
 bool rk_reward_process_send(struct rk_reward_process *process);
 /* Appends available output to `received`; false at the end of its output. */
 bool rk_reward_process_receive(struct rk_reward_process *process);
-/* The next complete line, without its newline, in place until the next call on the process; false when there
+/* The next complete line, without its newline, valid until the next call on the process; false when there
  * is none yet. */
 bool rk_reward_process_next_line(struct rk_reward_process *process, struct rk_str *line);
-/* Prints what it wrote to standard error, line by line behind the prefix, to ours. */
+/* Copies its standard error to this process's, line by line with the prefix. */
 void rk_reward_process_pass_messages(struct rk_reward_process *process);
 /* Waits a moment for the exit status of a process that has closed its output; appends "exited with code 3".
  */
 void rk_reward_process_describe_end(struct rk_reward_process *process, struct rk_str *out);
 bool rk_reward_process_has_ended(const struct rk_reward_process *process);
 void rk_reward_process_signal(struct rk_reward_process *process, int signal_number); /* the whole group */
-/* Kills the group, collects the leader, passes its last messages on and closes everything. */
+/* Kills the group, collects the leader, prints its last messages and closes everything. */
 void rk_reward_process_kill(struct rk_reward_process *process);
 /* Ends `count` processes together: end of file on their inputs, then, after a grace period, SIGKILL. */
 void rk_reward_processes_stop(struct rk_reward_process *const *processes, int64_t count);

@@ -60,6 +60,6 @@ const struct rk_reward_ops rk_reward_digits = {
     .abi = RK_REWARD_ABI,
     .keys = keys,
     .create = create,
-    .check = rk_reward_need_truth, /* else the best answer would be to say nothing */
+    .check = rk_reward_need_truth, /* otherwise an empty answer would have the best score */
     .score_item = score_item,
 };

@@ -18,7 +18,7 @@
 
 #define OPENING  "<answer>"
 #define CLOSING  "</answer>"
-#define MAX_TAGS 10 /* more are taken for an attempt to be right by writing many answers */
+#define MAX_TAGS 10 /* more indicate an attempt to guess with many answers */
 
 struct exact {
     bool is_qa;

@@ -30,7 +30,7 @@
 #define RETRIES_LIMIT      100
 #define PAUSE_MS           200 /* before the first repetition; doubles */
 #define PAUSE_MS_MAX       10000
-#define WATCH_MS           100 /* how often a wait looks at the watch */
+#define WATCH_MS           100 /* interval in which a wait checks for an interrupt */
 #define ANSWER_BYTES_MAX   (64 << 20)
 #define MS                 1000000LL
 
@@ -369,7 +369,7 @@ static int wait_ms(const struct run *run)
 static struct rk_status *turn(struct run *run)
 {
     CURLM *multi = run->http->multi;
-    bool has_finished = false; /* so that there is room for the next request at once */
+    bool has_finished = false; /* so that the next request can start at once */
     int num_running, num_left;
     CURLMsg *message;
 

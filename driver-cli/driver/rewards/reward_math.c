@@ -8,7 +8,7 @@
 
 #define BOXED          "\\boxed{"
 #define BOXED_SPACE    "\\boxed "
-#define INT_DIGITS_MAX 4300 /* Python reads no longer ones */
+#define INT_DIGITS_MAX 4300 /* Python's limit on digits of an integer */
 
 static struct rk_status *create(void **state, const struct rk_json *config, const char *dir)
 {
@@ -41,7 +41,7 @@ static struct rk_span find_answer(struct rk_span text)
     return rk_span_slice(box, strlen(BOXED), box.bytes - 1);
 }
 
-/* --- normal form. A function that returns false has met what raises an exception in verl. --- */
+/* --- normal form. A function returns false where verl raises an exception. --- */
 
 static bool remove_right_units(struct rk_str *str)
 {
@@ -130,7 +130,7 @@ static bool append_fraction(struct rk_str *out, struct rk_span part)
     return true;
 }
 
-/* \frac12 becomes \frac{1}{2}, \frac1{72} becomes \frac{1}{72}. The text stays as it is when an argument is
+/* \frac12 becomes \frac{1}{2}, \frac1{72} becomes \frac{1}{72}. The text is unchanged if an argument is
  * missing. */
 static bool fix_fractions(struct rk_str *str)
 {
@@ -157,7 +157,7 @@ static bool fix_fractions(struct rk_str *str)
     return is_ok;
 }
 
-/* As Python would write it: no sign but a minus, no leading zeros. */
+/* As Python would write it: no plus sign, no leading zeros. */
 static bool is_plain_integer(struct rk_span text)
 {
     size_t digits = text.bytes;

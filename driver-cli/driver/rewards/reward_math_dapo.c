@@ -1,8 +1,9 @@
 /* math_dapo: the text after the last "Answer:" of a response against the ground truth, both normalised, by
  * the rules of verl's DAPO score (normalisation from Lewkowycz et al., "Solving Quantitative Reasoning
  * Problems with Language Models", arXiv:2206.14858). Only the last 300 characters count. Without "Answer:"
- * the last \boxed{...} of the last 100 characters has to be the ground truth as it stands; with
- * strict_box_verify only that counts. 1 when right, else -1; extra: acc (1 or 0) and pred, what was found. */
+ * the last \boxed{...} of the last 100 characters must equal the ground truth exactly; with
+ * strict_box_verify only that counts. 1 when right, else -1; extra: acc (1 or 0) and pred, the extracted
+ * answer. */
 #include "driver-cli/driver/rewards/rewards_internal.h"
 #include "driver-cli/driver/rewards/span_internal.h"
 
@@ -69,8 +70,8 @@ static size_t match_word(struct rk_span text, size_t at)
     return at - begin;
 }
 
-/* Where the answer begins whose colon ends at `begin`: after the white space, or, when nothing but white
- * space is left, at the last of it that is no newline. RK_SPAN_NONE when there is not even that. */
+/* The begin of the answer whose colon ends at `begin`: after the white space, or, if only white space
+ * follows, at its last character that is not a newline; RK_SPAN_NONE if there is none. */
 static size_t answer_begin(struct rk_span text, size_t begin)
 {
     size_t at = skip_space(text, begin), last = RK_SPAN_NONE;
@@ -142,7 +143,7 @@ static size_t end_of_line(struct rk_span text, size_t at)
     return end == RK_SPAN_NONE ? text.bytes : end;
 }
 
-/* Of every line with a pair of dollars keeps only that: "is $7$ or $8$" becomes "$7$". */
+/* Reduces every line with a pair of dollars to that part: "is $7$ or $8$" becomes "$7$". */
 static void keep_dollars(struct rk_str *str)
 {
     struct rk_span text = rk_span_of_str(str);
@@ -190,7 +191,7 @@ static void unwrap(struct rk_str *str, const char *opening, bool to_last)
     rk_str_fini(&out);
 }
 
-/* Puts the `count` characters that follow the word into braces of their own, unless the first is a brace. */
+/* Puts each of the `count` characters after the word in braces, unless the first is a brace. */
 static void brace_arguments(struct rk_str *str, const char *word, int count)
 {
     struct rk_span text = rk_span_of_str(str);

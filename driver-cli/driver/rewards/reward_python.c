@@ -26,7 +26,7 @@ struct function {
     const struct rk_json *kwargs; /* NULL: none */
 };
 
-/* --- the shim: beside the program (installed, or in a build folder), or beside the library --- */
+/* --- the shim: located relative to the program (installed or in a build directory) or to the library --- */
 
 static char *find_near(const char *file)
 {
@@ -101,7 +101,7 @@ static char *resolve(const char *path, const char *dir)
     return rk_resolve_path(dir, rk_str_has_prefix(path, file) ? path + sizeof(file) - 1 : path);
 }
 
-/* An interpreter that is named by a relative path is one of the job's. */
+/* A relative path of the interpreter is relative to the job. */
 static char *resolve_program(const char *name, const char *dir)
 {
     return strchr(name, '/') ? rk_resolve_path(dir, name) : rk_strdup(name);

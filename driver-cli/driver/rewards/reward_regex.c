@@ -11,7 +11,7 @@
 
 #include "base/rk_alloc.h"
 
-#define MATCH_LIMIT 1000000 /* steps of one match; then the item fails instead of the run hanging */
+#define MATCH_LIMIT 1000000 /* steps of one match; beyond it the item fails */
 
 struct regex {
     pcre2_code *code;
@@ -92,7 +92,7 @@ static int find_last(struct regex *regex, struct rk_span text, struct rk_span *a
             *answer = rk_span_slice(text, ends[2 * regex->group], ends[2 * regex->group + 1]);
         if (ends[1] > at)
             at = ends[1];
-        else /* an empty match: go on behind the next character */
+        else /* an empty match: continue after the next character */
             at = at < text.bytes ? at + rk_span_char_bytes(text, at) : at + 1;
     }
     return 0;

@@ -1,4 +1,4 @@
-/* The table of rewards, the checked entry points, and what happens to items without a score. */
+/* The table of rewards, the checked entry points, and the treatment of items without a score. */
 #include "driver-cli/driver/rewards/rewards_internal.h"
 
 #include <math.h>

@@ -30,8 +30,8 @@ struct rk_status *rk_reward_opt_duration(const struct rk_json *config, const cha
 /* Reads config.key, one of `choices` (NULL-terminated); *out keeps its value when it is not given. */
 struct rk_status *rk_reward_opt_choice(const struct rk_json *config, const char *key,
                                        const char *const *choices, const char **out) RK_NODISCARD;
-/* score (of a right answer, default 1) and format_score (of a wrong one in the right form, default 0), as
- * verl's functions take them. */
+/* score (of a right answer, default 1) and format_score (of a wrong one in the right form, default 0), as in
+ * verl's functions. */
 struct rk_reward_points {
     double score, format_score;
 };

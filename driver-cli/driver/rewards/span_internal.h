@@ -1,5 +1,5 @@
-/* Text as the rewards of verl see it: Python's strings are code points, ours are UTF-8. All text here is
- * valid UTF-8 and may hold NUL. */
+/* Text with the semantics of verl's rewards: Python's strings are code points, rankd's are UTF-8. All text
+ * here is valid UTF-8 and may hold NUL. */
 #ifndef RK_REWARD_SPAN_INTERNAL_H
 #define RK_REWARD_SPAN_INTERNAL_H
 
@@ -33,14 +33,14 @@ size_t rk_span_char_bytes(struct rk_span text, size_t at);
 /* The last `count` code points. */
 struct rk_span rk_span_last_chars(struct rk_span text, int64_t count);
 int64_t rk_span_num_chars(struct rk_span text);
-/* Bytes of the white space character (Python's str.isspace) at the offset, 0 when it is another one. */
+/* Bytes of the white space character (Python's str.isspace) at the offset, 0 for another character. */
 size_t rk_span_space_bytes(struct rk_span text, size_t at);
 /* Without white space at both ends. */
 struct rk_span rk_span_strip(struct rk_span text);
 
 /* Replaces every occurrence, from left to right. */
 void rk_span_replace(struct rk_str *str, const char *from, const char *to);
-/* The builder holds `text`, which may be a part of it, and nothing else. */
+/* Sets the builder to `text`, which may be a part of it. */
 void rk_span_assign(struct rk_str *str, struct rk_span text);
 
 /* From the last "\boxed{" (or another `opening` that ends in a brace) to its matching brace, both included;

@@ -1,5 +1,5 @@
-/* Added tokens: found in the text before the model sees it, the leftmost first and of those that begin at one
- * place the longest, by a tree over the bytes of their contents. */
+/* Added tokens: found in the text before the model sees it, leftmost-longest, by a tree over the bytes of
+ * their contents. */
 #include "driver-cli/driver/tokenizer/tokenizer_internal.h"
 
 #include <string.h>
@@ -17,7 +17,7 @@ static int32_t new_node(struct rk_token_tree *tree, uint8_t byte)
 {
     struct rk_token_node node = {.token = -1, .byte = byte};
 
-    if (tree->count == 0) /* number 0 stands for none */
+    if (tree->count == 0) /* node 0 means none */
         rk_array_append(tree, node);
     rk_array_append(tree, node);
     return (int32_t)tree->count - 1;
@@ -48,7 +48,7 @@ static void put_text(struct rk_token_tree *tree, const struct rk_str *text, int3
         }
         node = child;
     }
-    if (tree->items[node].token < 0) /* of equal ones the first */
+    if (tree->items[node].token < 0) /* among equal ones the first */
         tree->items[node].token = token;
 }
 
@@ -108,8 +108,8 @@ static struct rk_status *emit_text(const struct rk_piece *piece, size_t begin, s
     return end > begin ? events->on_text(events->user, part) : NULL;
 }
 
-/* The search goes on behind a token's own end, also when it was not taken, or took white space with it, as in
- * the reference library. */
+/* The search continues after the token's own end, also if the token was rejected or includes white space, as
+ * in the reference library. */
 struct rk_status *rk_added_tokens_cut(const struct rk_added_tokens *added, bool is_normalized,
                                       struct rk_piece piece, const struct rk_added_events *events)
 {

@@ -5,7 +5,7 @@
 
 #include "base/rk_alloc.h"
 
-#define CONTENT_BYTES_MAX 1024 /* bounds the steps of a search that fails late */
+#define CONTENT_BYTES_MAX 1024 /* limits the steps of a search that fails late */
 
 static void fini_token(struct rk_added_token *token)
 {
@@ -53,7 +53,7 @@ out:
     return st ? RK_WRAP(st, "%s", where) : NULL;
 }
 
-/* The reference library gives the id itself: that of the vocabulary, else the next free one. */
+/* The reference library assigns the id itself: that of the vocabulary, else the next free one. */
 static struct rk_status *check_id(struct rk_added_token *token, const struct rk_bpe *bpe, int64_t *next_id,
                                   const char *where)
 {
@@ -70,7 +70,7 @@ static struct rk_status *check_id(struct rk_added_token *token, const struct rk_
     return NULL;
 }
 
-/* A content that comes twice is one token, as its last place says. */
+/* A repeated content is one token, with the properties of its last occurrence. */
 static int64_t find_content(const struct rk_added_tokens *added, const struct rk_map *seen,
                             const struct rk_added_token *token)
 {

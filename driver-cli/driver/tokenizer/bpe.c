@@ -115,7 +115,8 @@ static bool append_fallback(const struct rk_bpe *bpe, const char *text, size_t b
     return true;
 }
 
-/* Unknown characters wait until a known one comes, so that they can be one token; bytes overtake them. */
+/* Unknown characters are held back until a known one, so that they can be one token; byte tokens are emitted
+ * before them. */
 static struct rk_status *fill_from_chars(const struct rk_bpe *bpe, const char *word, size_t bytes,
                                          struct rk_bpe_scratch *scratch)
 {
@@ -224,7 +225,7 @@ static struct rk_status *encode_cached(const struct rk_bpe *bpe, struct rk_bpe_s
     return NULL;
 }
 
-/* Offset of the next "▁" that no merge reaches over; `bytes` when there is none. */
+/* Offset of the next "▁" that no merge crosses; `bytes` if there is none. */
 static size_t find_cut(const struct rk_bpe *bpe, const char *word, size_t at, size_t bytes)
 {
     const char first = space_marker[0];

@@ -125,7 +125,7 @@ static struct rk_status *read_merges(struct rk_bpe *bpe, const struct rk_json *m
         const struct rk_json *merge = rk_json_at(merges, i);
 
         if (rk_str_has_prefix(rk_json_as_string(merge, ""), "#version"))
-            continue; /* the head of a merges.txt that was put here */
+            continue; /* the header line of a merges.txt */
         RK_TRY(read_merge(bpe, merge, rank++));
     }
     return NULL;
@@ -167,7 +167,7 @@ struct rk_status *rk_bpe_read(struct rk_bpe *bpe, const struct rk_json *model)
     RK_TRY(rk_json_opt_string(model, "model", "unk_token", &unk_token));
     bpe->unk_id = unk_token ? find_token(bpe, unk_token) : -1;
     RK_TRY(read_merges(bpe, merges));
-    /* Tokens of unknown characters and of bytes end in ">", whatever the text they stand for ends in. */
+    /* Tokens of unknown characters and of bytes end in ">", whatever text they represent. */
     bpe->cuts_words = find_token(bpe, space_marker) >= 0 && !bpe->ignore_merges &&
                       !(bpe->joins['>'] && (bpe->byte_fallback || bpe->unk_id >= 0));
     return NULL;

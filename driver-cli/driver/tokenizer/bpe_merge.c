@@ -1,6 +1,6 @@
 /* Byte-pair merging: repeatedly merge the pair of lowest rank, leftmost first (Sennrich et al.,
- * arXiv:1508.07909). Short words by scanning all pairs, others by a heap over a linked list, in O(n log n)
- * however long the word is. */
+ * arXiv:1508.07909). Short words by scanning all pairs, others by a heap over a linked list, in O(n log
+ * n). */
 #include "driver-cli/driver/tokenizer/tokenizer_internal.h"
 
 #include <string.h>
@@ -97,7 +97,7 @@ static void merge_at(const struct rk_bpe *bpe, struct rk_bpe_scratch *scratch, i
 
     left->id = (int32_t)(uint32_t)left->merge;
     left->next = right->next;
-    right->merge = RK_BPE_NO_MERGE; /* gone: entries of the heap for it no longer fit */
+    right->merge = RK_BPE_NO_MERGE; /* merged: its entries in the heap become invalid */
     if (left->next >= 0)
         scratch->links[left->next].prev = position;
     if (left->prev >= 0)

@@ -1,4 +1,4 @@
-/* Functions that the readers of tokenizer.json's components share. */
+/* Functions shared by the readers of tokenizer.json's components. */
 #include "driver-cli/driver/tokenizer/tokenizer_internal.h"
 
 #include <string.h>

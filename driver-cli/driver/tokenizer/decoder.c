@@ -33,7 +33,7 @@ static const char *text_at(const struct rk_token_texts *texts, int64_t i, size_t
     return rk_str_text(&texts->text) + begin;
 }
 
-/* --- ByteLevel: a token that has a character outside of the byte alphabet stands for itself --- */
+/* --- ByteLevel: a token with a character outside the byte alphabet is kept as text --- */
 
 static void append_bytes_of(const char *text, size_t bytes, struct rk_str *raw)
 {
@@ -135,7 +135,7 @@ static void apply_fuse(const struct rk_decoder_step *step, struct rk_matcher *ma
     rk_token_texts_append(out, rk_str_text(&in->text), in->text.bytes);
 }
 
-/* A token in which matching fails stays as it is. */
+/* A token in which matching fails is unchanged. */
 static void replace_in(struct rk_matches *matches, const struct rk_str *content, struct rk_token_texts *out)
 {
     size_t before = out->text.bytes;
@@ -184,7 +184,7 @@ static void apply_strip(const struct rk_decoder_step *step, struct rk_matcher *m
     }
 }
 
-/* Markers become spaces, those of the first token nothing unless none was put there. */
+/* Markers become spaces; those of the first token are dropped, unless no marker is prepended. */
 static void apply_metaspace(const struct rk_decoder_step *step, struct rk_matcher *matcher,
                             const struct rk_token_texts *in, struct rk_token_texts *out)
 {

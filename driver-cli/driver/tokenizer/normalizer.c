@@ -43,7 +43,7 @@ static struct rk_status *apply_lowercase(const struct rk_normalizer_step *step, 
     for (size_t at = 0; at < piece->bytes; at += (size_t)used) {
         int32_t c = rk_utf8_read(piece->text + at, &used);
 
-        if (c == 0x130) /* the one character whose small form is two */
+        if (c == 0x130) /* the only character whose lower case has two characters */
             rk_str_append(out, "i\xcc\x87");
         else
             rk_utf8_append(out, utf8proc_tolower(c));

@@ -1,4 +1,4 @@
-/* Post-processors: the ids that stand around a text with add_special_tokens. */
+/* Post-processors: the ids added around a text with add_special_tokens. */
 #include "driver-cli/driver/tokenizer/tokenizer_internal.h"
 
 #include <string.h>
@@ -59,7 +59,7 @@ static struct rk_status *read_template(struct rk_around *around, const struct rk
     return NULL;
 }
 
-/* "cls" in front, "sep" behind; each is [text, id]. */
+/* "cls" before, "sep" after; each is [text, id]. */
 static struct rk_status *read_cls_sep(struct rk_around *around, const struct rk_json *json, const char *where)
 {
     static const char *const keys[] = {"cls", "sep"};
@@ -95,7 +95,7 @@ static const struct {
     {"TemplateProcessing", read_template},
 };
 
-/* A later one's ids stand around those of the ones before it. */
+/* Ids of a later post-processor are placed around those of earlier ones. */
 static void put_around(struct rk_around *outer, struct rk_around *inner)
 {
     for (int64_t i = 0; i < inner->prefix.count; i++)

@@ -1,4 +1,4 @@
-/* Pre-tokenisation: steps that cut a piece of text into words. Each step hands its pieces on to the next one
+/* Pre-tokenisation: steps that split a piece of text into words. Each step passes its pieces to the next one
  * as it finds them. */
 #include "driver-cli/driver/tokenizer/tokenizer_internal.h"
 
@@ -11,7 +11,7 @@ struct run {
     void *user;
 };
 
-/* A piece at one step: the pieces of it that go on, some of which wait for what follows them. */
+/* State of one step for a piece: the resulting piece that is pending until the next stretch is known. */
 struct cutter {
     const struct run *run;
     int level;
@@ -42,7 +42,7 @@ static struct rk_status *flush(struct cutter *cutter)
     return has_pending ? hand_on(cutter, cutter->begin, cutter->end) : NULL;
 }
 
-/* True when this stretch joins the pending one. */
+/* Whether this stretch is joined to the pending one. */
 static bool joins(const struct cutter *cutter, bool is_match)
 {
     switch (cutter->run->pre->steps[cutter->level].behavior) {
@@ -55,7 +55,7 @@ static bool joins(const struct cutter *cutter, bool is_match)
     }
 }
 
-/* Takes the next stretch of the piece: a match or what is between two. */
+/* Processes the next stretch of the piece: a match, or the text between two. */
 static struct rk_status *feed(struct cutter *cutter, size_t begin, size_t end, bool is_match)
 {
     const struct rk_pre_step *step = &cutter->run->pre->steps[cutter->level];
@@ -148,7 +148,7 @@ static struct rk_status *cut_words(const struct run *run, int level, struct rk_p
     return previous == CLASS_SPACE ? NULL : hand_on(&cutter, done, piece.bytes);
 }
 
-/* Hands a changed text on. */
+/* Passes a changed text to the next step. */
 static struct rk_status *go_on(const struct run *run, int level, struct rk_str *text, size_t head)
 {
     struct rk_piece piece = {.text = rk_str_text(text), .bytes = text->bytes, .head = head};

@@ -162,7 +162,7 @@ struct rk_status *rk_matches_next(struct rk_matches *matches, bool *is_found)
         if (!*is_found || matches->end > matches->begin || !matches->is_after_match ||
             matches->end != matches->at)
             break;
-        /* an empty match behind the one before: go on with the next character */
+        /* an empty match directly after the previous one: continue with the next character */
         *is_found = false;
         do
             matches->at++;

@@ -34,7 +34,7 @@ struct translation {
     const char *pattern;
     size_t bytes, at;
     bool is_in_set;
-    size_t set_begin; /* offset behind the "[" or "[^" of the set */
+    size_t set_begin; /* offset after the "[" or "[^" of the set */
 };
 
 static struct rk_status *refuse(const struct translation *t, const char *what)
@@ -116,8 +116,8 @@ static struct rk_status *translate_in_set(struct translation *t)
     return NULL;
 }
 
-/* "(?" with what may follow it in both: groups, lookaround, comments, and the options i and x, without a
- * group of their own only in front of everything. */
+/* "(?" constructs with the same meaning in both: groups, lookaround, comments, and the options i and x, which
+ * are accepted without a group only at the start of the pattern. */
 static struct rk_status *translate_group(struct translation *t)
 {
     size_t at = t->at + 2;

@@ -1,5 +1,5 @@
-/* Encoding and decoding: added tokens are cut out first, what is left is normalised, pre-tokenised and
- * byte-pair encoded; decoding hands the tokens' texts to the decoder. */
+/* Encoding and decoding: added tokens are extracted first, the rest is normalised, pre-tokenised and
+ * byte-pair encoded; decoding passes the tokens' texts to the decoder. */
 #include "driver-cli/driver/tokenizer/tokenizer_internal.h"
 
 #include <stdatomic.h>

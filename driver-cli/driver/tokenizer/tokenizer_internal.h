@@ -1,6 +1,6 @@
 /* Parts of the tokenizer, in the order of processing: added tokens, normalizer, pre-tokenizer,
- * BPE model, post-processor; decoder for the way back. Each part reads its own object of tokenizer.json and
- * refuses unsupported components by name. */
+ * BPE model, post-processor; decoder for the reverse direction. Each part reads its own object of
+ * tokenizer.json and refuses unsupported components by name. */
 #ifndef RK_TOKENIZER_INTERNAL_H
 #define RK_TOKENIZER_INTERNAL_H
 
@@ -9,13 +9,13 @@
 #include "base/rk_map.h"
 #include "driver-cli/rk_tokenizer.h"
 
-#define RK_TOKEN_ID_MAX   (1 << 24)  /* far above any vocabulary: bounds the id tables */
-#define RK_TEXT_BYTES_MAX (64 << 20) /* of a text, and of what normalisation makes of it */
+#define RK_TOKEN_ID_MAX   (1 << 24)  /* far above any vocabulary: limits the id tables */
+#define RK_TEXT_BYTES_MAX (64 << 20) /* of a text, and of its normalised form */
 #define RK_STEPS_MAX      32         /* of a normalizer, pre-tokenizer or decoder, sequences flattened */
 
 typedef RK_ARRAY(int32_t) rk_ids_t;
 
-/* --- component.c: functions that the readers of components share; `where` is the path of `json` in the file
+/* --- component.c: functions shared by the readers of components; `where` is the path of `json` in the file
  * --- */
 typedef struct rk_status *(*rk_component_fn_t)(void *user, const struct rk_json *json, const char *where);
 
@@ -40,7 +40,7 @@ struct rk_status *rk_component_char(struct rk_str *out, const struct rk_json *js
 struct rk_status *rk_metaspace_read(struct rk_metaspace *out, const struct rk_json *json,
                                     const char *where) RK_NODISCARD;
 
-/* --- chars.c: classes of characters, as Rust's char and its regex crate have them --- */
+/* --- chars.c: classes of characters, as defined by Rust's char and regex crate --- */
 bool rk_char_is_space(int32_t c);
 bool rk_char_is_numeric(int32_t c);
 bool rk_char_is_punctuation(int32_t c);
@@ -114,11 +114,11 @@ struct rk_piece {
 
 /* --- normalizer.c --- */
 struct rk_normalizer_step {
-    /* Sets the piece to `out` after writing it there, or leaves it alone. */
+    /* Writes the result to `out` and sets the piece to it, or leaves the piece unchanged. */
     struct rk_status *(*apply)(const struct rk_normalizer_step *step, struct rk_matcher *matcher,
                                struct rk_piece *piece, struct rk_str *out);
     struct rk_regex regex;
-    struct rk_str content; /* what is prepended, or put in place of a match */
+    struct rk_str content; /* the prepended text, or the replacement of a match */
     int form;              /* utf8proc's options of a Unicode normalisation form */
     bool strip_left, strip_right;
 };
@@ -130,7 +130,7 @@ struct rk_normalizer {
 
 struct rk_status *rk_normalizer_read(struct rk_normalizer *normalizer, const struct rk_json *json,
                                      const char *where) RK_NODISCARD;
-/* Sets `piece` to the normalised text, which is in `buf` unless nothing had to be done. */
+/* Sets `piece` to the normalised text, which is in `buf` unless the text is unchanged. */
 struct rk_status *rk_normalizer_run(const struct rk_normalizer *normalizer, struct rk_matcher *matcher,
                                     struct rk_piece *piece, struct rk_str *buf) RK_NODISCARD;
 void rk_normalizer_fini(struct rk_normalizer *normalizer);
@@ -148,16 +148,16 @@ enum rk_pre_kind {
     RK_PRE_REGEX,        /* cuts at matches of regex */
     RK_PRE_CLASS,        /* cuts at characters of a class */
     RK_PRE_WORDS,        /* runs of word characters and runs of others, without white space */
-    RK_PRE_PREFIX_SPACE, /* a space in front, unless there is one */
+    RK_PRE_PREFIX_SPACE, /* prepends a space unless there is one */
     RK_PRE_SPELL_BYTES,  /* bytes become the byte alphabet's characters */
-    RK_PRE_MARK_SPACES,  /* spaces become content, and it may be put in front */
+    RK_PRE_MARK_SPACES,  /* spaces become content, which may be prepended */
 };
 
 /* A component of the file is one step or several: ByteLevel adds a space, cuts, spells the bytes. */
 struct rk_pre_step {
     enum rk_pre_kind kind;
     enum rk_split_behavior behavior; /* REGEX, CLASS */
-    bool invert;                     /* what does not match counts as match */
+    bool invert;                     /* text between matches counts as a match */
     struct rk_regex regex;
     bool (*is_delimiter)(int32_t c);
     struct rk_str content;
@@ -201,8 +201,8 @@ struct rk_bpe {
     bool fuse_unk;
     bool byte_fallback;
     bool ignore_merges; /* a word that is in the vocabulary is one token */
-    bool reads_bytes;   /* words are raw bytes, which the byte alphabet's characters stand for */
-    bool cuts_words;    /* no merge reaches over the front of a "▁" that follows a byte without joins[] */
+    bool reads_bytes;   /* words are raw bytes, represented by the byte alphabet's characters */
+    bool cuts_words;    /* no merge crosses the start of a "▁" that follows a byte without joins[] */
     bool joins[256];
 };
 
@@ -220,7 +220,7 @@ int32_t rk_bpe_find(const struct rk_bpe *bpe, const char *token, size_t bytes); 
 void rk_bpe_init_merges(struct rk_bpe *bpe, int64_t num_merges);
 void rk_bpe_put_merge(struct rk_bpe *bpe, int32_t left, int32_t right, uint64_t merge);
 uint64_t rk_bpe_find_merge(const struct rk_bpe *bpe, int32_t left, int32_t right);
-/* Appends the ids of one word. INVALID_ARGUMENT for a character that the vocabulary has no token for. */
+/* Appends the ids of one word. INVALID_ARGUMENT for a character without a token in the vocabulary. */
 struct rk_status *rk_bpe_encode(const struct rk_bpe *bpe, struct rk_bpe_scratch *scratch, const char *word,
                                 size_t bytes, rk_ids_t *out) RK_NODISCARD;
 /* Merges scratch->symbols in place. */
@@ -232,7 +232,7 @@ void rk_bpe_fini(struct rk_bpe *bpe);
 struct rk_added_token {
     struct rk_str content;
     struct rk_str
-        normal; /* content, normalised where is_normalized: what is searched, and what decoding gives */
+        normal; /* content, normalised if is_normalized: the text to search for, and the decoded text */
     int32_t id;
     bool is_special;
     bool is_normalized; /* matched after normalisation instead of on the raw text */
@@ -268,7 +268,7 @@ struct rk_status *rk_added_tokens_cut(const struct rk_added_tokens *added, bool 
                                       const struct rk_added_events *events) RK_NODISCARD;
 void rk_added_tokens_fini(struct rk_added_tokens *added);
 
-/* --- post_processor.c: ids that add_special_tokens puts around the text --- */
+/* --- post_processor.c: ids added around the text by add_special_tokens --- */
 struct rk_around {
     rk_ids_t prefix, suffix;
 };
@@ -277,7 +277,7 @@ struct rk_status *rk_post_processor_read(struct rk_around *around, const struct 
                                          const char *where) RK_NODISCARD;
 
 /* --- decoder.c --- */
-/* Texts of tokens, one behind the other. */
+/* Concatenated texts of tokens. */
 struct rk_token_texts {
     struct rk_str text;
     RK_ARRAY(size_t) ends;
@@ -287,7 +287,7 @@ struct rk_decoder_step {
     void (*apply)(const struct rk_decoder_step *step, struct rk_matcher *matcher,
                   const struct rk_token_texts *in, struct rk_token_texts *out);
     struct rk_regex regex;
-    struct rk_str content; /* what is put in place of a match; the character that is stripped */
+    struct rk_str content; /* the replacement of a match; the character that is stripped */
     int64_t start, stop;
     bool drops_first_marker; /* Metaspace */
 };
@@ -301,7 +301,7 @@ struct rk_decoder {
 struct rk_status *rk_decoder_read(struct rk_decoder *decoder, const struct rk_json *json,
                                   const char *where) RK_NODISCARD;
 void rk_token_texts_append(struct rk_token_texts *texts, const char *text, size_t bytes);
-/* Appends the text of the tokens; takes their memory. */
+/* Appends the text of the tokens; uses their memory. */
 void rk_decoder_run(const struct rk_decoder *decoder, struct rk_matcher *matcher,
                     struct rk_token_texts *texts, struct rk_str *out);
 void rk_decoder_fini(struct rk_decoder *decoder);
@@ -315,7 +315,7 @@ struct rk_token {
     uint32_t kind; /* enum rk_token_kind */
 };
 
-/* Working memory of one call. The tokenizer keeps one between calls; calls at the same time make their own.
+/* Working memory of one call. The tokenizer keeps one between calls; concurrent calls create their own.
  */
 struct rk_scratch {
     struct rk_matcher *matcher;
@@ -331,7 +331,7 @@ struct rk_tokenizer {
     struct rk_around around;
     struct rk_token *tokens; /* [num_ids] */
     int64_t num_ids;
-    _Atomic(struct rk_scratch *) *scratch; /* NULL while a call has it */
+    _Atomic(struct rk_scratch *) *scratch; /* NULL while a call uses it */
 };
 
 /* tokenizer_json.c: fills a zeroed tokenizer. */

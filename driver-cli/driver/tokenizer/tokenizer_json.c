@@ -10,8 +10,8 @@ static void set_token(struct rk_tokenizer *tokenizer, int64_t id, const struct r
     tokenizer->tokens[id] = *token;
 }
 
-/* The reference library skips what decodes as the content of a special token, so a special token that
- * normalisation changed is not skipped. */
+/* The reference library skips tokens whose decoded text equals the content of a special token, so a special
+ * token that normalisation changed is not skipped. */
 static bool is_skipped(const struct rk_map *special, const struct rk_str *text)
 {
     const struct rk_added_token *token = rk_map_find(special, text->text);
@@ -68,7 +68,7 @@ static struct rk_status *check_around(const struct rk_tokenizer *tokenizer, cons
     return NULL;
 }
 
-/* Bytes need not be spelled for the model when it has a token for each, or none for what it does not know. */
+/* The model can read raw bytes if it has a token for each byte, or no token for unknown characters. */
 static void read_bytes_if_possible(struct rk_tokenizer *tokenizer)
 {
     struct rk_bpe *bpe = &tokenizer->bpe;

@@ -137,8 +137,8 @@ static bool find_place(const struct finding *f, struct rk_mesh_coords *place)
     return has_any;
 }
 
-/* Ranks of one coordinate only, on an axis that has more. Copies are written by the first tp rank alone, so
- * tp gives no information about vectors. */
+/* The errors are on ranks with one coordinate of an axis of several ranks. Copies are written by the first tp
+ * rank alone, so tp gives no information about vectors. */
 static const char *tell_place(struct rk_str *out, const struct finding *f)
 {
     static const rk_axis_t axes[] = {RK_AXIS_PP, RK_AXIS_TP, RK_AXIS_CP, RK_AXIS_DP};
@@ -190,7 +190,7 @@ static bool is_near(double a, double b)
     return fabs(a - b) <= 1e-2 * fabs(b);
 }
 
-/* All gradients are the expected ones times the same number, the size of a group or one part of it. */
+/* All gradients are the expected ones times the same factor, the size of a group or its inverse. */
 static const char *tell_factor(struct rk_str *out, const struct finding *f)
 {
     if (f->num_good[RK_VERIFY_GRADIENT] > 0 || !is_near(f->ratio_min, f->ratio_max) ||

@@ -1,4 +1,4 @@
-/* The gradients and parameters that two layouts have after one step, tensor by tensor, a block of rows at a
+/* Compares the gradients and parameters of two layouts after one step, tensor by tensor, a block of rows at a
  * time. */
 #include "driver-cli/driver/verify/verify_internal.h"
 
@@ -85,7 +85,7 @@ static struct rk_status *list_pairs(struct comparison *c)
 
 /* --- blocks --- */
 
-/* By how much the step moves a parameter, in parts of lr. */
+/* The change of a parameter by the step, in units of lr. */
 static double move_of(double gradient, double scale, double eps)
 {
     double scaled = gradient * scale;
@@ -93,7 +93,7 @@ static double move_of(double gradient, double scale, double eps)
     return scaled == 0 ? 0 : scaled / (fabs(scaled) + eps);
 }
 
-/* The parameters of the one side as the other's gradients would have made them. */
+/* Corrects the parameters of one side to those that the other side's gradients would have given. */
 static void take_off_moves(struct comparison *c, int64_t count)
 {
     const struct rk_verify_step *step = c->step;
@@ -179,7 +179,7 @@ static void comparison_fini(struct comparison *c)
     rk_array_fini(&c->pairs);
 }
 
-/* All gradients, then all parameters: in the order in which a step makes them. */
+/* All gradients, then all parameters: in the order in which a step computes them. */
 static void add_rows(struct comparison *c, struct rk_verify_rows *rows, const char *role)
 {
     static const rk_verify_kind_t kinds[2] = {RK_VERIFY_GRADIENT, RK_VERIFY_PARAMETER};

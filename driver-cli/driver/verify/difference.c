@@ -1,4 +1,4 @@
-/* How far numbers are from those that were expected. */
+/* Differences between numbers and the expected ones. */
 #include "driver-cli/driver/verify/verify_internal.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@ void rk_difference_add(struct rk_difference *difference, const double *actual, c
     for (int64_t i = 0; i < count; i++) {
         double error = fabs(actual[i] - expected[i]);
 
-        if (!isfinite(error)) { /* an infinity that both have, too */
+        if (!isfinite(error)) { /* also for an infinity on both sides */
             difference->has_nan = true;
             difference->worst = difference->count + i;
             continue;

@@ -10,7 +10,7 @@
 #include "base/rk_ckpt_shard.h"
 #include "base/rk_map.h"
 
-/* What a shard has of a tensor. */
+/* The part of a tensor in a shard. */
 struct piece {
     struct rk_ckpt_piece stored;
     int64_t next; /* of the same tensor; -1: none */
@@ -146,7 +146,8 @@ struct block {
     void *raw; /* room for the elements of the block, as they are stored */
 };
 
-/* Elements from `to` of the block on come from the shard; false when another one has brought some of them. */
+/* Marks elements of the block from `to` on as filled from the shard; false if another shard has filled some
+ * of them. */
 static bool claim(struct block *block, int32_t shard, int64_t to, int64_t count)
 {
     bool is_free = true;
@@ -171,7 +172,7 @@ static struct rk_status *copy_elements(struct block *block, const struct rk_ckpt
         int64_t row = piece->begin[0] + i / box_cols, col = i % box_cols;
         int64_t to = (row - block->begin) * cols + piece->begin[1] + col;
 
-        /* Whole rows stand one behind the other, parts of rows do not. */
+        /* Whole rows are contiguous, parts of rows are not. */
         count = box_cols == cols ? end - i : RK_MIN(box_cols - col, end - i);
         if (!claim(block, piece->shard, to, count))
             return rk_ckpt_piece_damaged(piece, "two shards have the same elements");

@@ -12,7 +12,7 @@
 #include "base/rk_status.h"
 #include "base/rk_str.h"
 
-/* --- the tensors of a checkpoint's part, put together from its shards (gathered.c) --- */
+/* --- the tensors of a checkpoint's part, assembled from its shards (gathered.c) --- */
 
 struct rk_gathered;
 
@@ -32,14 +32,14 @@ const struct rk_gathered_tensor *rk_gathered_at(const struct rk_gathered *gather
 /* NULL when absent. */
 const struct rk_gathered_tensor *rk_gathered_find(const struct rk_gathered *gathered, const char *name);
 /* Rows [begin, begin + count) of the tensor; owners: the shard that each element came from. Both have room
- * for count * cols elements. DATA_LOSS (CHECKPOINT_DAMAGED) for elements that no shard has, or two have. */
+ * for count * cols elements. DATA_LOSS (CHECKPOINT_DAMAGED) for elements that are in no shard or in two. */
 struct rk_status *rk_gathered_read(const struct rk_gathered *gathered,
                                    const struct rk_gathered_tensor *tensor, int64_t begin, int64_t count,
                                    double *out, int32_t *owners) RK_NODISCARD;
 
 /* --- differences (difference.c) --- */
 
-/* Of numbers from their expected ones, added up piece by piece. Zero-initialise. */
+/* Difference between numbers and the expected ones, accumulated piece by piece. Zero-initialise. */
 struct rk_difference {
     int64_t count;
     double error_max, expected_max;         /* of absolute values */
@@ -96,8 +96,8 @@ struct rk_verify_row *rk_verify_rows_add(struct rk_verify_rows *rows, rk_verify_
                                          const char *name);
 /* The verdicts of all rows. */
 void rk_verify_judge(struct rk_verify_rows *rows, const struct rk_verify_measure *measure);
-/* Of the rows that disagree the first one, in the order of a step and tensors before metrics, and the one
- * that is furthest off; NULL: all agree. */
+/* Among the rows that disagree, the first one (in the order of a step, tensors before metrics) and the one
+ * with the largest error; NULL: all agree. */
 const struct rk_verify_row *rk_verify_first(const struct rk_verify_rows *rows);
 const struct rk_verify_row *rk_verify_worst(const struct rk_verify_rows *rows,
                                             const struct rk_verify_measure *measure);
@@ -107,8 +107,8 @@ double rk_verify_error(const struct rk_verify_row *row, const struct rk_verify_m
 /* --- checkpoints of two layouts (compare.c) --- */
 
 /* The first step of AdamW, whose moments are those of one gradient: it moves a parameter by lr * g / (|g| +
- * eps). For a gradient near 0 its last bits decide, so the parameters are compared as if both gradients were
- * the same: the effect of the gradients' difference on the step is subtracted. */
+ * eps). For a gradient near 0 the result depends on its last bits, so the parameters are compared as if both
+ * gradients were equal: the effect of the gradients' difference on the step is subtracted. */
 struct rk_verify_step {
     double lr, eps;
     double actual_scale, expected_scale; /* of clipping */
@@ -122,7 +122,7 @@ struct rk_status *rk_verify_compare(struct rk_verify_rows *rows, const char *rol
 
 /* --- the cause (cause.c) --- */
 
-/* The role's layout, as far as causes depend on it. */
+/* The properties of the role's layout on which causes depend. */
 struct rk_verify_layout {
     const struct rk_mesh *mesh;
     bool sequence_parallel;
@@ -131,7 +131,7 @@ struct rk_verify_layout {
 };
 
 /* Appends the probable cause of the role's differences, one or two sentences; nothing when it is unknown.
- * The name of the parallelism ("sequence_parallel", "pipeline_parallel", ...), or NULL. */
+ * Returns the name of the parallelism ("sequence_parallel", "pipeline_parallel", ...), or NULL. */
 const char *rk_verify_find_cause(struct rk_str *out, const struct rk_verify_rows *rows, const char *role,
                                  const struct rk_verify_layout *layout,
                                  const struct rk_verify_measure *measure);
