@@ -33,8 +33,8 @@ enum rk_config_flags {
     RK_CONFIG_NULLABLE = 1u << 1,      /* null is a value ("off", "derive it") */
     RK_CONFIG_RELOADABLE = 1u << 2,    /* SIGHUP applies a new value */
     RK_CONFIG_ABOVE_MIN = 1u << 3,     /* min itself is out of range */
-    RK_CONFIG_ONE_OR_LIST = 1u << 4,   /* LIST: a string stands for a list of it */
-    RK_CONFIG_NUMBER_AS_TEXT = 1u << 5 /* STRING: a number stands for its text */
+    RK_CONFIG_ONE_OR_LIST = 1u << 4,   /* LIST: a string is accepted as a list of one */
+    RK_CONFIG_NUMBER_AS_TEXT = 1u << 5 /* STRING: a number is accepted as its text */
 };
 
 struct rk_config_key {

@@ -172,7 +172,7 @@ static bool is_numeric(const struct rk_config_key *row)
            row->type == RK_CONFIG_DURATION;
 }
 
-/* A limit as it is written: "4MiB", "168h", "0.5". */
+/* A limit in the form used in files: "4MiB", "168h", "0.5". */
 static void append_limit(struct rk_str *out, const struct rk_config_key *row, double limit)
 {
     static const struct {
@@ -262,7 +262,7 @@ static void check_section(struct rk_config_loader *loader, const struct rk_json 
         /* A dotted name would name a row of another section. */
         if (strchr(name, '.') || (!row && !is_section(loader, member_path, value)))
             report_unknown(loader, path, name, member_path);
-        else if (row && !rk_config_is_ref(value)) /* one that is left has been reported */
+        else if (row && !rk_config_is_ref(value)) /* a remaining one has been reported */
             check_value(loader, row, value);
         else if (rk_json_type(value) == RK_JSON_OBJECT)
             check_section(loader, value, member_path);

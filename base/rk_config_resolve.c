@@ -1,7 +1,7 @@
 /* From the view file to one object.
  *
- * A view without reserved members is the whole configuration. Otherwise it chooses from a tree of folders and
- * files: a folder is an object with a member per child, or, when its __manifest__.json says "one", the
+ * A view without reserved members is the whole configuration. Otherwise it selects from a tree of directories
+ * and files: a directory is an object with a member per child, or, when its __manifest__.json says "one", the
  * contents of the child that the view selects; a file may start from its siblings by __inherit__. */
 #include "base/rk_config_files_internal.h"
 

@@ -20,7 +20,7 @@ bool rk_config_is_ref(const struct rk_json *json)
 
 typedef enum kind { KIND_ANY, KIND_OBJECT, KIND_ARRAY, KIND_STRING, KIND_BOOL, KIND_NUMBER } kind_t;
 
-/* Whether a value may be replaced by another. A reference stands for a value of any type. */
+/* Whether a value may be replaced by another. A reference may have a value of any type. */
 static kind_t kind_of(const struct rk_json *json)
 {
     if (rk_config_is_ref(json))
@@ -340,7 +340,7 @@ void rk_config_apply_overrides(struct rk_config_loader *loader)
 
 /* --- defaults --- */
 
-/* True when a reference, null or another wrong value stands where the path needs an object. */
+/* Whether there is a reference, null or another wrong value where the path needs an object. */
 static bool is_blocked(const struct rk_config_loader *loader, const char *path)
 {
     for (const char *dot = strchr(path, '.'); dot; dot = strchr(dot + 1, '.')) {

@@ -58,7 +58,7 @@ struct rk_status *rk_file_errno(const char *action, const char *path)
 
 struct rk_status *rk_file_open_read(int *fd, const char *path)
 {
-    /* O_NONBLOCK: opening a pipe in place of a file must not wait for ever for a writer; reading then
+    /* O_NONBLOCK: opening a pipe instead of a file must not wait without end for a writer; reading then
      * waits as usual, so that a shell's <(command) works. */
     do
         *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);

@@ -16,7 +16,7 @@ uint64_t rk_host_free_bytes(const char *root);
 /* An identifier of everything on which the value above depends: host, control groups. Processes with the same
  * identifier share the same memory. "" when it is unknown. */
 void rk_host_memory_domain(const char *root, char out[RK_HOST_MEMORY_DOMAIN_BYTES]);
-/* Resident memory of its own; 0 when unknown. */
+/* Resident memory of the process; 0 if unknown. */
 uint64_t rk_host_resident_bytes(const char *root);
 
 RK_END_DECLS

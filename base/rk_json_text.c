@@ -242,7 +242,7 @@ static void skip_space(struct scanner *scan)
         scan->at++;
 }
 
-/* The byte at the position behind space; 0 at the end. */
+/* The next byte after white space; 0 at the end. */
 static char peek(struct scanner *scan)
 {
     skip_space(scan);
@@ -274,7 +274,7 @@ static void skip_value(struct scanner *scan)
     } while (depth > 0);
 }
 
-/* The key at the position, decoded; rk_free it. Moves behind its colon. */
+/* The key at the position, decoded; rk_free it. Advances past its colon. */
 static char *take_key(struct scanner *scan)
 {
     size_t begin = scan->at, end = skip_string(scan->text, scan->bytes, begin);

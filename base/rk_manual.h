@@ -26,7 +26,7 @@ void rk_manual_options(struct rk_str *out, const struct rk_option *options);
 
 struct rk_exit_code {
     int code;
-    const char *text; /* what it means */
+    const char *text; /* its meaning */
 };
 /* The section EXIT STATUS. */
 void rk_manual_exit_codes(struct rk_str *out, const struct rk_exit_code *codes, size_t count);

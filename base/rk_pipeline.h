@@ -133,7 +133,7 @@ bool rk_pipeline_send_to(const struct rk_pipeline_schedule *schedule, int32_t st
  * only `step`, if it receives the message, has to wait for its end. */
 struct rk_pipeline_message {
     int64_t
-        before_step; /* index of the stage's step in front of it; the number of steps: behind the last one */
+        before_step; /* index of the stage's step that it precedes; the number of steps: after the last one */
     bool is_send;
     struct rk_pipeline_step step; /* of this stage: that made it, or that it is the input of */
     int32_t peer_stage;

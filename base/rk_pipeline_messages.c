@@ -3,9 +3,9 @@
  * ready at time t is sent before the sender's next step, and received before the first step of the
  * receiver that does not begin before t. All messages before a step are exchanged together.
  *
- * No stage then waits for ever, although a send waits for its receiver. Proof: assume that all messages that
- * are ready before t are exchanged. On both sides, a message of time t is preceded only by messages that are
- * ready before t and steps whose inputs were ready before t; so both sides reach it. */
+ * No stage then waits without end, although a send waits for its receiver. Proof: assume that all messages
+ * that are ready before t are exchanged. On both sides, a message of time t is preceded only by messages that
+ * are ready before t and steps whose inputs were ready before t; so both sides reach it. */
 #include "base/rk_pipeline.h"
 
 #include <stdlib.h>

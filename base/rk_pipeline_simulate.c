@@ -35,8 +35,8 @@ struct simulation {
     int64_t *next_step;  /* [pp] the first that is not computed */
     int64_t *index_of;   /* [pp, num_steps] index in the stage's list, by key_of */
     int64_t *ordinal_of; /* [pp, num_steps] index in the step's line */
-    int64_t *indices;    /* what the lines' steps point into */
-    double *times;       /* what the lines' times point into */
+    int64_t *indices;    /* storage of the lines' steps */
+    double *times;       /* storage of the lines' times */
 };
 
 /* Steps by what they compute: 0 <= key < num_steps. */

@@ -62,7 +62,7 @@ typedef enum rk_tls_demand {
 typedef enum rk_tls_step { RK_TLS_DONE, RK_TLS_WAITS, RK_TLS_FAILED } rk_tls_step_t;
 
 /* The accepting side. The caller keeps the socket and closes it after the connection's end; no call blocks on
- * it, whatever its mode. */
+ * it in any mode. */
 struct rk_tls_conn *rk_tls_accept(struct rk_tls *tls, int fd, rk_tls_demand_t demand);
 /* The side that connects. The peer's certificate must contain `host`, a name or an address; NULL: not
  * checked. `speaks_http2`: offers "h2" (ALPN). */

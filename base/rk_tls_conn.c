@@ -297,7 +297,7 @@ static void set_error(struct rk_tls_conn *conn, int code, int error)
                  (text = describe_reason(first)) ? text : "TLS failed");
 }
 
-/* True when it may go on later; sets the error otherwise. */
+/* True if it can continue later; sets the error otherwise. */
 static bool is_later(struct rk_tls_conn *conn, int rc)
 {
     int error = errno, code = SSL_get_error(conn->ssl, rc);

@@ -24,7 +24,7 @@ struct token {
     rk_rights_t rights;
     bool has_digest; /* false: the certificate's name is sufficient */
     uint8_t digest[RK_SHA256_BYTES];
-    char *cert_name; /* NULL: whatever certificate, and none */
+    char *cert_name; /* NULL: any certificate or none */
 };
 
 struct rk_auth {

@@ -1,5 +1,5 @@
 /* The daemon as a whole. One object per process, owned by rk_daemon_run; every field belongs to thread L
- * unless it says otherwise. */
+ * unless stated otherwise. */
 #ifndef RK_DAEMON_INTERNAL_H
 #define RK_DAEMON_INTERNAL_H
 
@@ -125,7 +125,7 @@ void rk_group_clear(struct rk_group *group);
 void rk_group_take(struct rk_group *group, struct rk_job_configure *job);
 const struct rk_mesh *rk_group_find_mesh(const struct rk_group *group,
                                          const char *role); /* NULL when unknown */
-/* For GetStatus, Describe and Configure. Lists the roles in whose mesh this rank stands. The result lives in
+/* For GetStatus, Describe and Configure. Lists the roles whose mesh includes this rank. The result lives in
  * the arena and borrows from the daemon. */
 struct rk_rank_info rk_group_describe(const struct rk_daemon *daemon,
                                       const struct rk_worker_snapshot *snapshot, struct rk_arena *arena);

@@ -1,4 +1,4 @@
-/* Last resort for libraries that wait for ever when the system cannot create a thread: the process ends
+/* Last resort for libraries that wait without end when the system cannot create a thread: the process ends
  * with a message. One deadline at a time; main thread. */
 #ifndef RK_DEADLINE_INTERNAL_H
 #define RK_DEADLINE_INTERNAL_H

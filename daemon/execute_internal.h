@@ -1,4 +1,4 @@
-/* One chunk stream: a call of Execute with what it carries both ways ("stream" below).
+/* One chunk stream: a call of Execute with its data in both directions ("stream" below).
  *
  *   HEADER --header is good: memory reserved--> BODY --last byte--> ACCEPTED --Commit--> RUNNING
  *   HEADER --request is known--> RUNNING (attached), or SENDING (replayed)

@@ -147,8 +147,8 @@ static struct rk_status *run(struct rk_command_line *line, int argc, char **argv
     return serve(line);
 }
 
-/* Every arena of malloc keeps what it once needed, and glibc has one for each thread, up to 8 a core: with
- * the threads of gRPC, what floods and peaks of load leave behind would grow with the number of cores. */
+/* Every arena of malloc keeps its peak memory, and glibc has one for each thread, up to 8 a core: with
+ * the threads of gRPC, the memory kept after peaks of load would grow with the number of cores. */
 static void limit_arenas(void)
 {
 #ifdef M_ARENA_MAX

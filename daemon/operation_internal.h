@@ -15,8 +15,8 @@
 struct rk_daemon;
 struct rk_execute;
 
-/* What an operation ended with. Shared by the request table, the chunk streams that send it, and gRPC, whose
- * threads let go of chunks: the last one frees it, on whatever thread. */
+/* The result of an operation. Shared by the request table, the chunk streams that send it, and gRPC, whose
+ * threads release chunks: the last user frees it, on any thread. */
 struct rk_result {
     atomic_int num_refs;
     struct rk_job *job; /* status, output and metrics; not changed any more */

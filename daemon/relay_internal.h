@@ -35,7 +35,7 @@ struct rk_relay_flow {
 typedef enum rk_relay_state {
     RK_RELAY_IDLE,  /* waits for its sockets, or for time */
     RK_RELAY_READY, /* has more work; other connections run first */
-    RK_RELAY_CUT,   /* the filter's rule says why */
+    RK_RELAY_CUT,   /* the filter's rule is the reason */
     RK_RELAY_ENDED  /* one side has closed, and the other has got all data */
 } rk_relay_state_t;
 
@@ -51,14 +51,14 @@ typedef enum rk_relay_tls {
 struct rk_relay {
     struct rk_relay_pool *pool; /* borrowed */
     int client_fd;              /* owned by the connection; non-blocking, as the next */
-    int server_fd;              /* -1: gRPC does not know the connection yet; see wants_server */
+    int server_fd;              /* -1: the connection has not been passed to gRPC yet; see wants_server */
     rk_relay_tls_t tls_state;
     struct rk_tls_conn *tls; /* from rk_relay_begin_tls on */
     struct rk_relay_flow from_client, from_server;
     struct rk_h2_filter filter;
 };
 
-/* Takes the client's socket; the server's is set later, when rk_relay_wants_server says so. */
+/* Takes the client's socket; the server's is set later, when rk_relay_wants_server returns true. */
 void rk_relay_init(struct rk_relay *relay, struct rk_relay_pool *pool, struct rk_h2_shared *shared,
                    int client_fd, int64_t now_ns);
 /* No data is relayed before rk_relay_begin_tls and the handshake. After rk_relay_init. */

@@ -36,7 +36,7 @@ struct rk_requests {
     void (*destroy)(struct rk_request *request);     /* leaves the table */
 };
 
-/* The entry with this id, whatever its digest; NULL when unknown. */
+/* The entry with this id and any digest; NULL when unknown. */
 struct rk_request *rk_requests_find(const struct rk_requests *table, const void *id);
 /* Classifies a header with this id: *out NULL: a new request; else one to attach to or to replay.
  * DIGEST_MISMATCH when the id was used for another call, RESULT_EXPIRED when the result was dropped. */

@@ -48,7 +48,7 @@ struct rk_batch {
 
 typedef enum rk_fill {
     RK_FILL_ZERO,
-    RK_FILL_NONE /* whatever was there: for bytes that will all be written */
+    RK_FILL_NONE /* undefined content: for bytes that will all be written */
 } rk_fill_t;
 
 /* --- storage.c --- */

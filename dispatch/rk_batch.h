@@ -158,9 +158,9 @@ struct rk_status *rk_batch_describe(struct rk_batch_spec *out, const struct rk_c
  * (rk_batch_keep_memory): data[i] (array of num_tensors in the arena) is the destination of tensor i. */
 struct rk_status *rk_batch_from_spec(struct rk_batch **out, void ***data, struct rk_arena *arena,
                                      const struct rk_batch_spec *spec) RK_NODISCARD;
-/* From now on the process keeps the memory of large columns that are freed, up to so many bytes, for those of
- * rk_batch_from_spec: new pages of the system cost more than what is copied into them. 0: none, as at the
- * start. Any thread, like the next. */
+/* From now on the process keeps the memory of freed large columns, up to this number of bytes, for the
+ * columns of rk_batch_from_spec: new pages of the system cost more than the copy into them. 0: none, the
+ * default. Any thread, also for the next function. */
 void rk_batch_keep_memory(size_t max_bytes);
 /* Gives memory back that was kept for longer than that. Returns the bytes that are still kept. */
 size_t rk_batch_trim_memory(int64_t age_ms);

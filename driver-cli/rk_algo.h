@@ -12,7 +12,7 @@ RK_BEGIN_DECLS
 
 #define RK_ADV_ABI 2
 
-/* Inputs of an estimator besides rewards, mask and uid. */
+/* Inputs of an estimator in addition to rewards, mask and uid. */
 enum rk_adv_needs {
     RK_ADV_NEEDS_VALUES = 1u << 0,           /* of the critic */
     RK_ADV_NEEDS_REWARD_BASELINES = 1u << 1, /* scores of greedy responses to the same prompts */

@@ -37,8 +37,8 @@ struct rk_reward_result {
     rk_reward_outcome_t outcome;
     bool is_dropped;       /* no score: the item is excluded from losses, statistics and means */
     double score;          /* finite; 0 when dropped, and for a failure under on_error=zero */
-    struct rk_json *extra; /* object of numbers and strings beside the score; NULL for a plain score, which is
-                              verl's reward_extra_info {"acc": score}; owned */
+    struct rk_json *extra; /* object of numbers and strings in addition to the score; NULL for a plain score,
+                            * which is verl's reward_extra_info {"acc": score}; owned */
     char *message;         /* why there is no score; NULL when scored; owned */
 };
 
@@ -63,7 +63,8 @@ struct rk_reward;
 struct rk_reward_ops {
     const char *name; /* "digits", "command" */
     uint32_t abi;
-    const char *const *keys; /* members of its configuration besides the common ones; NULL-terminated */
+    const char *const *keys; /* members of its configuration in addition to the common ones;
+                              * NULL-terminated */
     /* `config` is the job's reward object ({"name": ..., ...}), whose relative paths are relative to `dir`.
      * Its members are among the common ones and `keys`. *state may stay NULL. */
     struct rk_status *(*create)(void **state, const struct rk_json *config, const char *dir);

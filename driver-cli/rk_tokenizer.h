@@ -26,9 +26,8 @@ struct rk_status *rk_tokenizer_create_file(struct rk_tokenizer **out, const char
 struct rk_status *rk_tokenizer_create_json(struct rk_tokenizer **out, const char *text, size_t bytes,
                                            const char *source) RK_NODISCARD;
 void rk_tokenizer_destroy(struct rk_tokenizer *tokenizer); /* NULL is a no-op */
-/* NUL is a character like others. Appends nothing of its own when add_special_tokens is false.
- * INVALID_ARGUMENT for text that is not UTF-8, and for a character that the vocabulary has neither a token
- * nor an unknown token for. */
+/* NUL is an ordinary character. Adds no ids if add_special_tokens is false. INVALID_ARGUMENT for text that is
+ * not UTF-8, and for a character that the vocabulary has neither a token nor an unknown token for. */
 struct rk_status *rk_tokenizer_encode(const struct rk_tokenizer *tokenizer, const char *text, size_t bytes,
                                       bool add_special_tokens, struct rk_tokenizer_ids *out) RK_NODISCARD;
 /* Appends to `out`; bytes that are not UTF-8 become U+FFFD: with a ByteLevel decoder one for each maximal

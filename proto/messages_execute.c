@@ -97,7 +97,7 @@ static const struct rk_field execute_header_fields[] = {
 static RK_RECORD(record_execute_header, rankd__v1__execute_header__descriptor, rk_execute_header,
                  execute_header_fields, .check = check_execute_header);
 
-/* Messages whose one member stands in the struct of the message around them. */
+/* Messages whose only member is stored in the struct of the enclosing message. */
 struct cancel_execute {
     const char *reason;
 };

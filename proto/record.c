@@ -25,7 +25,7 @@ bool rk_field_is_repeated(const struct rk_field *field)
 }
 
 /* A table has the fields in the order of the .proto file, as a rule, and protobuf-c has them by number: so
- * what is sought mostly stands at the same place. */
+ * the field is usually at the same position. */
 const struct rk_field *rk_record_find_row(const struct rk_record *record,
                                           const ProtobufCFieldDescriptor *field)
 {

@@ -73,7 +73,7 @@ struct rk_record {
     size_t struct_bytes;
     const struct rk_field *fields;
     size_t num_fields;
-    bool has_kind; /* the message has a oneof; its kind (an enum, 0 for none) stands at kind_offset */
+    bool has_kind; /* the message has a oneof; its kind (an enum, 0 for none) is at kind_offset */
     size_t kind_offset;
     /* Checks beyond the types; NULL: none. */
     struct rk_status *(*check)(const void *value);

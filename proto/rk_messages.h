@@ -453,7 +453,7 @@ RK_MESSAGE_TABLE(X)
 void rk_pack_plan(struct rk_str *out, const struct rk_plan *plan);
 
 /* google.rpc.Status for grpc-status-details-bin, with ErrorInfo (domain "rankd.dev"), BadRequest and
- * RetryInfo as far as the status knows, and back. */
+ * RetryInfo as far as the status has them, and back. */
 void rk_pack_status_details(struct rk_str *out, const struct rk_status *st);
 /* The status of a received call; `details` may be empty or invalid (then only code and message
  * are used). */

@@ -36,7 +36,8 @@ struct rk_stream_frame {
 };
 
 /* Reads the outer fields. Fields in an order other than ours are legal and handled. INVALID_ARGUMENT for
- * garbage, and for a chunk beside another field; RESOURCE_EXHAUSTED for a chunk over the limit. */
+ * malformed bytes, and for a chunk together with another field; RESOURCE_EXHAUSTED for a chunk over the
+ * limit. */
 struct rk_status *rk_stream_read(struct rk_stream_frame *out, struct grpc_byte_buffer *buffer) RK_NODISCARD;
 /* Copies the data of a chunk frame to dst (frame->data_bytes), slice by slice. */
 void rk_stream_copy_chunk(const struct rk_stream_frame *frame, struct grpc_byte_buffer *buffer, void *dst);

@@ -1,4 +1,4 @@
-/* Messages of the chunk stream of Execute and gRPC's byte buffers. The only file of this module that knows
+/* Messages of the chunk stream of Execute and gRPC's byte buffers. The only file of this module that uses
  * gRPC.
  *
  * A chunk is encoded by hand, so that its data is neither copied into a message nor out of one: a small slice
@@ -158,8 +158,8 @@ static bool cursor_varint(struct cursor *cursor, int max_bytes, uint64_t *out)
     return false;
 }
 
-/* Takes a key and what stands before the value's bytes: varints and fixed32 come back as *number, the bytes
- * of other types are still to be taken (*bytes of them, which the buffer has). */
+/* Reads a key and the data before the value's bytes: varints and fixed32 are returned in *number, the bytes
+ * of other types are still to be read (*bytes of them, which the buffer has). */
 static bool read_field(struct cursor *cursor, uint64_t *key, uint64_t *number, uint64_t *bytes)
 {
     uint8_t raw[4];

@@ -116,7 +116,7 @@ struct rk_worker_config {
     const char *const *ckpt_roots;      /* absolute directories for paths in calls; NULL-terminated */
     int64_t collective_timeout_ms;      /* watchdog.collective */
     int64_t idle_progress_ms;           /* watchdog.idle_progress: a running job without a tick */
-    int64_t engine_grace_ms; /* watchdog.engine_grace: from a verdict to the job's end; 0: for ever */
+    int64_t engine_grace_ms; /* watchdog.engine_grace: from a verdict to the job's end; 0: unlimited */
     int64_t comm_progress_timeout_ms;
     bool is_dry_run; /* accepts any rank of a world without peers; it only plans */
     void *user;
@@ -141,7 +141,7 @@ void rk_worker_submit(struct rk_worker *worker, struct rk_job *job);
  * or "aborted". Any thread. */
 const char *rk_worker_cancel(struct rk_worker *worker, struct rk_job *job, bool abort_comm,
                              const char *reason);
-/* Aborts the communicators, whatever runs: the lease lapsed, or a peer was lost. Any thread. */
+/* Aborts the communicators, whatever job is running: the lease lapsed, or a peer was lost. Any thread. */
 void rk_worker_abort_comm(struct rk_worker *worker, const char *reason);
 
 typedef enum rk_role_state {
@@ -158,8 +158,8 @@ const char *rk_role_state_name(rk_role_state_t state);
 /* State that any thread may read at any time. */
 struct rk_worker_snapshot {
     bool is_configured; /* communicators are up */
-    /* Why a restart is needed: "DEVICE_LOST", "ENGINE_STUCK" (the running job does not end); NULL while all
-     * is well. Lives for ever. */
+    /* Why a restart is needed: "DEVICE_LOST", "ENGINE_STUCK" (the running job does not end); NULL if none is
+     * needed. Static storage. */
     const char *failure;
     char failure_text[256];
     uint64_t mesh_generation;

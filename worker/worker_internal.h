@@ -2,7 +2,8 @@
  *
  * Threads. E (engine) runs jobs and owns everything on the device. W (watchdog) reads the running job's
  * progress and aborts communicators. Other threads submit, cancel and take snapshots. One mutex, `lock`,
- * guards what they share; no thread holds it while working or waiting for anything but itself. */
+ * guards what they share; no thread holds it while working or while waiting for anything other than the
+ * lock's condition. */
 #ifndef RK_WORKER_INTERNAL_H
 #define RK_WORKER_INTERNAL_H
 
@@ -228,7 +229,7 @@ struct rk_rows {
     int64_t num_rows, seq_columns, num_responses; /* B, S, R */
     int64_t num_tokens;                           /* real ones of all rows: room of the packed arrays */
     const int64_t *input_ids, *attention_mask, *position_ids;
-    const int64_t *responses;  /* NULL: not a column of its own */
+    const int64_t *responses;  /* NULL: not a separate column */
     const int64_t *label_mask; /* [B, R]: which response tokens get a label */
     int64_t label_stride;
     int32_t *tokens, *positions, *labels, *cu_seqlens;

@@ -203,7 +203,7 @@ static void format_methods(struct rk_str *out)
 
 /* --- the walk --- */
 
-/* Prints one candidate per line, whole words as the user would type them; "@files" stands for file names. */
+/* Prints one candidate per line, whole words as the user would type them; "@files" means file names. */
 static const char walk[] =
     "_rankctl_lines() { tr -s ' ' '\\n' | sed \"s|^|$1|\"; }\n"
     "_rankctl_list() { # kind, prefix, method\n"

@@ -10,7 +10,7 @@
 /* NOT_FOUND, with the key, for a directory that is not on this machine. */
 struct rk_status *rk_model_dirs_check(const struct rk_config *job,
                                       const struct rk_flow_inputs *inputs) RK_NODISCARD;
-/* Starts daemons that may name these directories and what is below config->log_dir in their calls; the caller
+/* Starts daemons whose calls may use these directories and paths below config->log_dir; the caller
  * sets the other members of the configuration. Only this user can connect to them. */
 struct rk_status *rk_model_dirs_start_local(struct rk_local **out, const struct rk_flow_inputs *inputs,
                                             struct rk_local_config config) RK_NODISCARD;

@@ -116,7 +116,7 @@ void rk_verify_report_print(const struct rk_verify_report *report)
 
 /* --- JSON --- */
 
-/* JSON has no infinities and no NaN: null stands for them. */
+/* JSON has no infinities and no NaN; they are written as null. */
 static struct rk_json *real_json(double value)
 {
     return isfinite(value) ? rk_json_new_real(value) : rk_json_new_null();

@@ -1,6 +1,6 @@
-/* One Execute stream: the call as one daemon sees it.
+/* One Execute stream: the part of a call at one daemon.
  *
- *   to the daemon    header, chunk*, then (when the driver says so) commit, and cancel, and half-close
+ *   to the daemon    header, chunk*, then (when the driver commits) commit, and cancel, and half-close
  *   from the daemon  window*, accepted, progress*, result, chunk*, status
  *
  * At most one send and one receive are under way. The stream is finished when its status is known and no
@@ -26,7 +26,7 @@ struct rk_call_stream {
     bool has_status;
     int64_t last_event_ns;
     struct rk_arena *arena;   /* the result */
-    struct rk_arena *scratch; /* the message at hand */
+    struct rk_arena *scratch; /* the current message */
 
     enum next_send next_send;
     int64_t next_message; /* of the upload */

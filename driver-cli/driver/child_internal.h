@@ -9,10 +9,10 @@
 
 RK_BEGIN_DECLS
 
-/* First in a child, between fork and exec, where only async-signal-safe calls are allowed. It gets a process
- * group of its own, so that Ctrl-C reaches the driver alone, and dies with the thread that created it; it
- * exits with 127 if its parent has ended already. The signals of `reset` get their default action;
- * none is blocked. */
+/* First in a child, between fork and exec, where only async-signal-safe calls are allowed. It gets a separate
+ * process group, so that Ctrl-C reaches the driver alone, and dies with the thread that created it; it exits
+ * with 127 if its parent has ended already. The signals of `reset` get their default action; none is
+ * blocked. */
 void rk_child_begin(pid_t parent, const int *reset, size_t num_reset);
 
 RK_END_DECLS

@@ -15,7 +15,7 @@
 
 #define CONNECT_TIMEOUT_MS   2000
 #define EXPLAIN_MS           3000 /* for all daemons, to find the reason of a failed connection */
-#define FAILURE_GRACE_MS     1000 /* for the other ranks to report what they know of a failure */
+#define FAILURE_GRACE_MS     1000 /* for the other ranks to report the reason of a failure */
 #define KEEPALIVE_TIME_MS    5000 /* a stopped process or a lost host is detected after time + timeout */
 #define KEEPALIVE_TIMEOUT_MS 3000
 

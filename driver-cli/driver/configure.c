@@ -9,8 +9,10 @@
 #include "base/rk_assert.h"
 #include "driver-cli/driver/group_report_internal.h"
 
-#define JOIN_TIMEOUT_MS 60000 /* the daemons give up after 30 s, once the engine has ended what it runs */
-#define COMM_ID_BYTES   128   /* as the protocol has it */
+#define JOIN_TIMEOUT_MS                                                                                \
+    60000                 /* the daemons give up after 30 s, once the engine has ended its running job \
+                           */
+#define COMM_ID_BYTES 128 /* as the protocol has it */
 
 static void clear_roles(struct rk_driver *driver)
 {

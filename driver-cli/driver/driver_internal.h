@@ -26,7 +26,7 @@ struct rk_tag {
 
 /* Handles one event; false when none came within timeout_ms. */
 bool rk_pump(grpc_completion_queue *queue, int64_t timeout_ms);
-/* Shuts the queue down, handles what is left and destroys it. */
+/* Shuts the queue down, handles the remaining events and destroys it. */
 void rk_pump_end(grpc_completion_queue *queue);
 gpr_timespec rk_deadline_in(int64_t timeout_ms);
 

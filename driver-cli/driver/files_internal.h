@@ -33,8 +33,8 @@ struct rk_jsonl_line {
     const struct rk_json *json; /* borrowed */
 };
 
-/* Reads the lines that end with a newline, one after the other, until on_line says false; a missing file has
- * none. INVALID_ARGUMENT "PATH:LINE: ..." for one that is not JSON. */
+/* Reads the lines that end with a newline, one after the other, until on_line returns false; a missing file
+ * has none. INVALID_ARGUMENT "PATH:LINE: ..." for one that is not JSON. */
 struct rk_status *rk_jsonl_read(const char *path,
                                 bool (*on_line)(void *user, const struct rk_jsonl_line *line),
                                 void *user) RK_NODISCARD;

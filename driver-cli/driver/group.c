@@ -50,7 +50,7 @@ uint32_t rk_driver_abi(void)
     return RK_DRIVER_ABI;
 }
 
-/* The program may know fewer fields: the others have their default. */
+/* The program may have been compiled with fewer fields: the others have their default. */
 static struct rk_status *read_config(struct rk_driver_config *out, const struct rk_driver_config *given)
 {
     *out = (struct rk_driver_config){0};

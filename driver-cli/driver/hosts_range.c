@@ -27,7 +27,7 @@ struct pattern {
     const char *text;
     struct bracket brackets[MAX_BRACKETS];
     int num_brackets;
-    const char *tail; /* text behind the last bracket */
+    const char *tail; /* text after the last bracket */
 };
 
 size_t rk_hosts_term_bytes(const char *text)
@@ -83,7 +83,7 @@ static struct rk_status *read_range(const struct pattern *pattern, struct bracke
     return NULL;
 }
 
-/* From behind "[" to behind "]". */
+/* Parses from after "[" to after "]". */
 static struct rk_status *read_bracket(const struct pattern *pattern, struct bracket *bracket, const char **at,
                                       int64_t max)
 {

@@ -1,7 +1,7 @@
 /* The exchange with the daemons: offer, commit, watch, stop.
  *
  *   OFFER   every addressed rank gets header and chunks; all must accept the same plan
- *   RUN     commit went to all; results come back
+ *   RUN     commit was sent to all; results arrive
  *
  * A refusal in OFFER withdraws the call on all ranks. A failure in RUN leaves the others in collectives that
  * cannot complete, so after a short grace (they may all be about to report the same error) their

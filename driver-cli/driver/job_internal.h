@@ -150,7 +150,7 @@ const struct rk_job_role *rk_job_role(uint32_t bit); /* a row of that table (ass
 bool rk_job_role_needed(const struct rk_config *job, uint32_t bit);
 /* The role whose weights this one uses in the job; 0: it has its own. */
 uint32_t rk_job_role_shares(const struct rk_config *job, uint32_t bit);
-/* Whether the rollout has weights of its own, which update_weights keeps equal to the actor's. */
+/* Whether the rollout has separate weights, which update_weights keeps equal to the actor's. */
 bool rk_job_moves_weights(const struct rk_config *job);
 
 /* --- meshes (job_mesh.c): the daemons of a role --- */

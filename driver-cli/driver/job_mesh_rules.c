@@ -136,7 +136,7 @@ static void check_coverage(const struct rk_config *job, int32_t world_size, stru
     struct rk_status *st = rk_job_meshes_create(&meshes, job, world_size);
     struct rk_str idle = {0};
     int32_t num_used = 0;
-    bool has_gap = false; /* a daemon with a role behind one without */
+    bool has_gap = false; /* a daemon with a role after one without */
 
     for (int32_t rank = 0; rank < world_size && !st; rank++) {
         struct rk_mesh_coords coords;

@@ -316,7 +316,7 @@ static char *roots_as_json(const char *const *roots)
     return text;
 }
 
-/* The program may know fewer fields: the others have their default. */
+/* The program may have been compiled with fewer fields: the others have their default. */
 static struct rk_status *read_config(struct rk_local_config *out, const struct rk_local_config *given)
 {
     *out = (struct rk_local_config){0};

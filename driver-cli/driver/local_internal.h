@@ -16,7 +16,7 @@ struct rk_local_dir {
 /* Creates one; first removes those of this user whose owners were killed. Close `dir` after a
  * failure too. */
 struct rk_status *rk_local_dir_open(struct rk_local_dir *dir) RK_NODISCARD;
-/* Removes it, with what is left of its daemons; one that is kept for daemons that go on is removed by a later
+/* Removes it, with the files of its daemons; one that is kept for daemons that continue is removed by a later
  * open, once the last of them, which holds the lock too, has ended. */
 void rk_local_dir_close(struct rk_local_dir *dir, bool is_kept);
 char *rk_local_dir_config(const struct rk_local_dir *dir); /* path of the empty configuration; rk_free it */

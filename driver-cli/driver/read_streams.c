@@ -11,7 +11,7 @@ struct reader {
     const struct rk_read_args *args;
     struct rk_fanout *item;
     struct rk_client_stream wire;
-    struct rk_arena *arena; /* of the message at hand */
+    struct rk_arena *arena; /* of the current message */
     grpc_byte_buffer *received;
     bool has_status;
 };

@@ -134,7 +134,7 @@ static struct rk_status *cut_metrics(struct rk_run_dir *run, const char *path, i
     struct cut cut = {.run = run, .last_step = last_step};
     struct rk_status *st = last_step > 0 ? rk_jsonl_read(path, keep_line, &cut) : NULL;
 
-    if (rk_status_code(st) == RK_INVALID_ARGUMENT) { /* behind what a checkpoint has waited for */
+    if (rk_status_code(st) == RK_INVALID_ARGUMENT) { /* after the lines that a checkpoint has waited for */
         RK_WARN("%s; it is removed", rk_status_message(st));
         rk_status_free(st);
         st = NULL;
@@ -148,8 +148,8 @@ static struct rk_status *cut_metrics(struct rk_run_dir *run, const char *path, i
     return rk_run_dir_sync(run);
 }
 
-/* The lock goes with the process; a file system without locks is used without. A file that has lines belongs
- * to the run that goes on, if it is that one. */
+/* The lock ends with the process; on a file system without locks none is taken. A file that has lines must
+ * belong to the resumed run. */
 static struct rk_status *take_over(struct rk_run_dir *run, const char *path, int64_t last_step)
 {
     struct stat info;

@@ -17,8 +17,8 @@ struct rk_status *rk_tar_create(struct rk_tar **out, const char *path) RK_NODISC
  * RK_TAR_NAME_BYTES bytes long. */
 struct rk_status *rk_tar_add(struct rk_tar *tar, const char *name, const void *data, size_t bytes,
                              int64_t unix_s) RK_NODISCARD;
-/* Ends the file and frees the writer, on failure too; with `st` (taken), or a failure of its own, the file is
- * removed.
+/* Ends the file and frees the writer, on failure too; with `st` (ownership is taken), or if it fails itself,
+ * the file is removed.
  */
 struct rk_status *rk_tar_finish(struct rk_tar *tar, struct rk_status *st) RK_NODISCARD;
 

@@ -1,6 +1,6 @@
-/* load_checkpoint: reads a role's part of a training checkpoint, whatever layout wrote it. Errors
- * are found before anything is overwritten; a role whose load failed later has no model. Meta
- * of the result: global_step, weight_version, contents. */
+/* load_checkpoint: reads a role's part of a training checkpoint of any layout. Errors are found before
+ * anything is overwritten; a role whose load failed later has no model. Meta of the result: global_step,
+ * weight_version, contents. */
 #include "worker/methods/checkpoint_internal.h"
 
 #include "base/rk_alloc.h"

@@ -221,8 +221,8 @@ static struct rejected count_rejected(const struct rk_rollout_rows *rows, const 
     return rejected;
 }
 
-/* The statistic at every token and of every row: a row's own stands at all its tokens, a token's are averaged
- * over the row. */
+/* The statistic at every token and of every row: a statistic per row is repeated at all its tokens, one per
+ * token is averaged over the row. */
 static void measure(double *of_tokens, double *of_rows, const struct rk_rollout_rows *rows,
                     rk_rollout_rs_t option)
 {

@@ -30,8 +30,8 @@ struct work {
     int64_t *begins;  /* [num_prompts + 1] into samples */
     int64_t *samples; /* [num_samples] prompt by prompt */
     RK_ARRAY(struct draws) draws;
-    RK_ARRAY(struct total) totals; /* of the variable and source at hand */
-    /* of the prompt at hand, room for num_samples each */
+    RK_ARRAY(struct total) totals; /* of the current variable and source */
+    /* of the current prompt, num_samples elements each */
     double *values;
     int64_t *votes; /* numbers of the different preds */
     int64_t *counts;

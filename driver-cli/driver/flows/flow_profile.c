@@ -57,7 +57,7 @@ static void append_events(const struct rk_batch *output, struct rk_str *text)
         rk_str_append_bytes(text, rk_column_values(column), rk_column_bytes(column));
 }
 
-/* Calls the method of every role of the job; what the ranks answer goes behind `text`. Steals the options. */
+/* Calls the method of every role of the job; appends the ranks' answers to `text`. Steals the options. */
 static struct rk_status *call_roles(struct rk_flow_context *ctx, const char *method, struct rk_json *options,
                                     struct rk_str *text)
 {

@@ -173,7 +173,7 @@ static struct rk_json *reward_options(const struct rk_flow_context *ctx)
     return options;
 }
 
-/* Over the actor's weights, or with weights of its own, in a mesh of its own. */
+/* A rollout that shares the actor's weights, or one with separate weights in a separate mesh. */
 static struct rk_json *rollout_options(const struct rk_flow_context *ctx)
 {
     bool has_weights = rk_job_moves_weights(ctx->job);

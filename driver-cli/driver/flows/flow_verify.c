@@ -47,8 +47,8 @@ static struct rk_status *find_vocab_size(int64_t *out, const struct rk_flow_inpu
     return st;
 }
 
-/* The rows with ids that the reward model knows: its tokenizer may be another one, and which text it reads
- * does not matter here. */
+/* The rows with ids in the reward model's vocabulary: its tokenizer may differ, and the text is irrelevant
+ * here. */
 static struct rk_status *select_texts(struct rk_batch **out, const struct rk_flow_context *ctx)
 {
     static const char *const columns[] = {"attention_mask", "position_ids", NULL}, *const no_meta[] = {NULL};

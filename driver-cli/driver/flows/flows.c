@@ -129,14 +129,14 @@ static struct rk_status *run_step(struct rk_flow_context *ctx)
             RK_TRY(run_part(ctx, *part));
     }
     RK_TRY(rk_flow_profile_end(ctx));
-    if (!rk_flow_filters_groups(ctx)) /* else it has moved by what the step took */
+    if (!rk_flow_filters_groups(ctx)) /* otherwise the step has advanced it */
         ctx->position = rk_run_position_after(ctx->job, rk_flow_inputs_num_rows(ctx->inputs), ctx->step);
     if (ctx->sink.on_step)
         RK_TRY(ctx->sink.on_step(ctx->sink.user, ctx->step, ctx->metrics));
     return rk_flow_checkpoint_commit(ctx);
 }
 
-/* A validation of the model that a run begins with, as a step of its own. */
+/* A validation of the initial model of a run, as a separate step. */
 static struct rk_status *validate_first(struct rk_flow_context *ctx)
 {
     struct rk_status *st;

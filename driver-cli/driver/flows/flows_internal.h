@@ -41,8 +41,8 @@ struct rk_run_position {
 
 /* Additional context of a job with prompts. */
 struct rk_prompt_state {
-    int64_t weight_version; /* of a rollout with weights of its own */
-    /* of the step at hand */
+    int64_t weight_version; /* of a rollout with separate weights */
+    /* of the current step */
     const struct rk_dataset_row **rows; /* [num_prompts]; borrowed from the dataset */
     struct rk_flow_scores scores;       /* of the batch in its order */
 };
@@ -80,7 +80,7 @@ struct rk_flow_context {
     int64_t saved_step;   /* complete; 0: none yet */
     int64_t writing_step; /* being written; 0: none */
 
-    /* the step at hand */
+    /* the current step */
     struct rk_arena *arena; /* reset after each step */
     int64_t step, epoch;    /* step from 1 */
     int32_t progress_rank;  /* whose progress the running call shows */
@@ -114,7 +114,7 @@ struct rk_status *rk_flow_sum_memory(struct rk_flow_context *ctx) RK_NODISCARD;
 /* --- dry runs (flow_dry_run.c): one daemon acts as each distinct rank of the world --- */
 /* Calls init_model, with plan_only in its options, as every rank of the role: plans[num_workers], to be
  * freed, NULL of one outside its mesh. Ranks whose coordinates differ in dp and cp only have equal plans,
- * unless the rollout has a mesh of its own, and are asked once. Steals the options. */
+ * unless the rollout has a separate mesh, and are queried once. Steals the options. */
 struct rk_status *rk_flow_dry_memory_plans(struct rk_flow_context *ctx, const char *role,
                                            struct rk_json *options, struct rk_json **plans) RK_NODISCARD;
 /* The micro-batches of one update of the actor when all sequences have their full length. In the step's
@@ -152,8 +152,8 @@ struct rk_status *rk_flow_setup(struct rk_flow_context *ctx) RK_NODISCARD;
 int32_t rk_flow_num_replicas(const struct rk_flow_context *ctx, uint32_t role);
 /* Fails when the daemons have no write permission or space for export_path; the model exists already. */
 struct rk_status *rk_flow_check_export(struct rk_flow_context *ctx) RK_NODISCARD;
-/* Writes the actor's model to export_path on the daemons' hosts and puts the tokenizer's files beside it when
- * that directory is on this machine too and may be written; warns otherwise. */
+/* Writes the actor's model to export_path on the daemons' hosts and adds the tokenizer's files if that
+ * directory is also on this machine and writable; warns otherwise. */
 struct rk_status *rk_flow_export(struct rk_flow_context *ctx) RK_NODISCARD;
 /* Runs a method; steals the options. */
 struct rk_status *rk_flow_call(struct rk_flow_context *ctx, const char *role, const char *method,
