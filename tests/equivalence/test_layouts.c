@@ -73,7 +73,7 @@ static void expect_mutated(void *user, const struct rk_gate_case *test, const st
 
 /* Goal: the bounds detect an omitted sum of gradients, also in BF16. Method: changes the row of the parameter
  * table by which a gradient is summed before it is gathered. */
-static void test_gradient_without_a_sum_is_seen(void **state)
+static void test_gradient_without_a_sum_is_detected(void **state)
 {
     static const struct {
         const char *layout, *model, *param;
@@ -193,7 +193,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sample_has_every_model),
         cmocka_unit_test(test_sample_of_layouts_equals_one_rank),
-        cmocka_unit_test(test_gradient_without_a_sum_is_seen),
+        cmocka_unit_test(test_gradient_without_a_sum_is_detected),
         cmocka_unit_test(test_train_twice_gives_identical_bits),
         cmocka_unit_test(test_strict_outputs_have_the_bits_of_tp_alone),
     };

@@ -105,7 +105,7 @@ static void test_driver_claims_a_lost_daemon_again(void **state)
 
 /* Goal: a rankctl that was killed while it held daemons works at once when it is restarted; one with another
  * user's files is rejected until the lease expires. Method: kill -9 in the middle of a run. */
-static void test_rankctl_goes_on_where_it_was_killed(void **state)
+static void test_rankctl_resumes_after_a_kill(void **state)
 {
     const char *const call[] = {"call", "actor.get_mesh_info", "--hosts", NULL, NULL};
     const char *run[] = {"run",       TINY_JOB, "--hosts", NULL,
@@ -145,7 +145,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_driver_claims_a_lost_daemon_again),
-        cmocka_unit_test(test_rankctl_goes_on_where_it_was_killed),
+        cmocka_unit_test(test_rankctl_resumes_after_a_kill),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

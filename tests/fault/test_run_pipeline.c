@@ -367,7 +367,7 @@ static void lose_rank_1(struct group *group)
 
 /* Goal: a daemon that survives several peers has as many open files and as much memory as after the first
  * ones. Disables the sanitizer's quarantine of freed memory, which would hide a growth. */
-static void test_run_survivor_of_many_peers_stays_as_it_is(void **state)
+static void test_run_remaining_rank_of_many_is_unchanged(void **state)
 {
     enum { FIRST = 2, CYCLES = 6, MORE_KIB = 8 << 10 };
     char *options = rk_strdup(rk_env("ASAN_OPTIONS")); /* NULL if unset */
@@ -494,7 +494,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_run_rank_killed_at_a_known_place_is_named),
         cmocka_unit_test(test_run_rank_stopped_at_a_known_place_is_named),
-        cmocka_unit_test(test_run_survivor_of_many_peers_stays_as_it_is),
+        cmocka_unit_test(test_run_remaining_rank_of_many_is_unchanged),
         cmocka_unit_test(test_run_local_rank_killed_in_an_exchange_leaves_nothing_behind),
         cmocka_unit_test(test_run_rank_without_memory_in_a_schedule_is_named_by_its_peers),
     };

@@ -475,7 +475,7 @@ static void test_rankctl_status_and_shutdown_of_a_daemon(void **state)
 #ifdef RK_FAULTS
 /* Goal: the status of a failed daemon shows the failure and its reason, and the exit code is nonzero. Method:
  * a method that blocks in the engine. */
-static void test_rankctl_status_of_a_failed_daemon_says_why(void **state)
+static void test_rankctl_status_of_a_failed_daemon_has_the_reason(void **state)
 {
     static const char *const args[] = {"--watchdog.idle_progress=1s", "--watchdog.engine_grace=1s", NULL};
     static const char job[] = "{ \"data\": { \"train_files\": [\"none\"] } }";
@@ -572,7 +572,7 @@ int main(void)
         cmocka_unit_test(test_rankctl_bad_job_file_names_its_lines),
         cmocka_unit_test(test_rankctl_status_and_shutdown_of_a_daemon),
 #ifdef RK_FAULTS
-        cmocka_unit_test(test_rankctl_status_of_a_failed_daemon_says_why),
+        cmocka_unit_test(test_rankctl_status_of_a_failed_daemon_has_the_reason),
 #endif
         cmocka_unit_test(test_rankctl_tokens_are_sent_and_their_files_guarded),
     };

@@ -155,7 +155,7 @@ static void test_rankd_check_config_tries_a_start(void **state)
 }
 
 /* Goal: a configuration can be checked while a daemon with it is running. */
-static void test_rankd_check_config_beside_its_daemon_exits_with_0(void **state)
+static void test_rankd_check_config_with_running_daemon_exits_with_0(void **state)
 {
     struct fixture fixture;
     const char *args[] = {"--check-config", NULL, NULL};
@@ -387,7 +387,7 @@ int main(void)
         cmocka_unit_test(test_rankd_address_not_there_yet_exits_with_1),
         cmocka_unit_test(test_rankd_help_version_and_check_exit_with_0),
         cmocka_unit_test(test_rankd_check_config_tries_a_start),
-        cmocka_unit_test(test_rankd_check_config_beside_its_daemon_exits_with_0),
+        cmocka_unit_test(test_rankd_check_config_with_running_daemon_exits_with_0),
         cmocka_unit_test(test_rankd_text_to_a_full_disk_exits_with_1),
         cmocka_unit_test(test_rankd_broken_state_exits_with_2),
         cmocka_unit_test(test_rankd_second_on_same_address_exits_with_4),

@@ -69,7 +69,7 @@ static void drain(struct rk_client *client, bool undo)
 
 /* Goal: state, lease, calls with their duration, their metrics and log lines arrive in order; the first
  * message has the current state of the daemon. */
-static void test_watch_tells_what_happens(void **state)
+static void test_watch_reports_events(void **state)
 {
     struct rk_client_stream *stream;
     struct rk_watch_event event;
@@ -131,7 +131,7 @@ static void test_watch_tells_what_happens(void **state)
 }
 
 /* Goal: watchers get the progress of a running call. */
-static void test_watch_tells_progress(void **state)
+static void test_watch_reports_progress(void **state)
 {
     struct rk_watch_request request = {.num_kinds = 1, .kinds = (const char *const[]){"progress"}};
     struct rk_client_stream *stream, *call;
@@ -386,7 +386,7 @@ static void read_to_the_end(struct raw_watcher *raw)
 
 /* Goal: watchers that do not read block no call, use no memory beyond the ring, and get the exact number of
  * missed events once they read again. Method: the daemon's state is toggled meanwhile. */
-static void test_watch_slow_watchers_disturb_nobody(void **state)
+static void test_watch_slow_watchers_do_not_block_others(void **state)
 {
     struct raw_watcher slow[NUM_SLOW];
     struct fixture fixture;
@@ -469,11 +469,11 @@ static void test_watch_places_are_bounded_and_given_back(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_watch_tells_what_happens),
-        cmocka_unit_test(test_watch_tells_progress),
+        cmocka_unit_test(test_watch_reports_events),
+        cmocka_unit_test(test_watch_reports_progress),
         cmocka_unit_test(test_watch_of_the_past_ends),
         cmocka_unit_test(test_watch_bad_requests_are_refused),
-        cmocka_unit_test(test_watch_slow_watchers_disturb_nobody),
+        cmocka_unit_test(test_watch_slow_watchers_do_not_block_others),
         cmocka_unit_test(test_watch_places_are_bounded_and_given_back),
     };
 

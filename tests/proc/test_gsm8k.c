@@ -104,7 +104,7 @@ static void assert_step(const char *dir, const char *straight, int64_t step)
 
 /* Goal: the commands of the README: run, lose everything after the checkpoint of step 2, run again; the
  * result has each step once, with its validations, and the same weights as an uninterrupted run. */
-static void test_gsm8k_example_is_killed_and_goes_on(void **state)
+static void test_gsm8k_example_resumes_after_a_kill(void **state)
 {
     char *model = make_model(), *straight = new_run_dir(), *dir = new_run_dir();
     struct rk_proc *proc;
@@ -146,7 +146,7 @@ static void test_gsm8k_example_is_killed_and_goes_on(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gsm8k_example_is_killed_and_goes_on),
+        cmocka_unit_test(test_gsm8k_example_resumes_after_a_kill),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

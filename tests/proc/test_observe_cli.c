@@ -325,7 +325,7 @@ static void stop_in_a_collective(const struct pair *pair)
 }
 
 /* Goal: when a rank is stopped, a dump shows the collective in which the other one waits for it. */
-static void test_debug_dump_names_the_rank_that_stands_still(void **state)
+static void test_debug_dump_names_the_rank_without_progress(void **state)
 {
     char *tar = rk_test_temp_path("still.tar"), *out = rk_format("--out=%s", tar), *dir = new_run_dir(),
          *run_dir = rk_format("--run-dir=%s", dir);
@@ -457,7 +457,7 @@ int main(void)
         cmocka_unit_test(test_events_follow_until_interrupted),
         cmocka_unit_test(test_top_of_a_running_job),
         cmocka_unit_test(test_debug_dump_collects_all_daemons),
-        cmocka_unit_test(test_debug_dump_names_the_rank_that_stands_still),
+        cmocka_unit_test(test_debug_dump_names_the_rank_without_progress),
         cmocka_unit_test(test_crash_leaves_the_flight_recorder),
     };
 

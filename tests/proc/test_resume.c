@@ -214,7 +214,7 @@ struct cut_case {
 /* Goal: a daemon that dies in the middle of the second save leaves the first; the run resumes from it, each
  * step is in the metrics once, and the result equals that of a run without faults. After a death in the first
  * save the run restarts. */
-static void test_resume_save_cut_off_goes_on_from_the_one_before(void **state)
+static void test_resume_after_interrupted_save_uses_the_previous_checkpoint(void **state)
 {
     static const struct cut_case cases[] = {
         {"in the first save", "file.write=kill@12"},
@@ -393,7 +393,7 @@ int main(void)
         cmocka_unit_test(test_resume_of_pipelines_and_cp_is_bit_for_bit),
         cmocka_unit_test(test_resume_with_more_state_is_bit_for_bit),
 #ifdef RK_FAULTS
-        cmocka_unit_test(test_resume_save_cut_off_goes_on_from_the_one_before),
+        cmocka_unit_test(test_resume_after_interrupted_save_uses_the_previous_checkpoint),
         cmocka_unit_test(test_resume_full_disk_keeps_model_and_older_checkpoint),
 #endif
         cmocka_unit_test(test_resume_on_another_layout),

@@ -177,7 +177,7 @@ static void test_run_sum_pi_squared_is_measured_when_asked_for(void **state)
     rk_json_free(metrics);
 }
 
-static void test_run_gdpo_reads_the_rewards_beside_the_score(void **state)
+static void test_run_gdpo_reads_additional_rewards(void **state)
 {
     struct rk_json *metrics = run_step("gdpo", "algorithm.gdpo_reward_keys=[\"first\",\"second\"]");
 
@@ -207,7 +207,7 @@ static void test_run_gdpo_key_that_the_reward_lacks_is_named(void **state)
 }
 
 /* Goal: missing requirements of an estimator are errors before a daemon is started. */
-static void test_run_estimator_without_what_it_needs_is_refused(void **state)
+static void test_run_estimator_without_its_inputs_is_refused(void **state)
 {
     char *dir = new_run_dir();
     struct outcome outcome = run_rankctl(
@@ -232,9 +232,9 @@ int main(void)
         cmocka_unit_test(test_run_remax_without_baselines_updates_nothing),
         cmocka_unit_test(test_run_token_baselines_agree_on_any_layout),
         cmocka_unit_test(test_run_sum_pi_squared_is_measured_when_asked_for),
-        cmocka_unit_test(test_run_gdpo_reads_the_rewards_beside_the_score),
+        cmocka_unit_test(test_run_gdpo_reads_additional_rewards),
         cmocka_unit_test(test_run_gdpo_key_that_the_reward_lacks_is_named),
-        cmocka_unit_test(test_run_estimator_without_what_it_needs_is_refused),
+        cmocka_unit_test(test_run_estimator_without_its_inputs_is_refused),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -119,7 +119,7 @@ static void test_ppo_run_goes_on_bit_for_bit(void **state)
 }
 
 /* Goal: a critic with an estimator that does not use its values trains and does not affect the actor. */
-static void test_ppo_critic_beside_grpo_changes_nothing(void **state)
+static void test_ppo_critic_does_not_change_grpo(void **state)
 {
     static const char *const with[] = {ACTOR TP "1", "algorithm.adv_estimator=grpo", "critic.enable=true",
                                        "trainer.critic_warmup=0", NULL};
@@ -262,7 +262,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ppo_every_layout_gives_the_result_of_one_rank),
         cmocka_unit_test(test_ppo_run_goes_on_bit_for_bit),
-        cmocka_unit_test(test_ppo_critic_beside_grpo_changes_nothing),
+        cmocka_unit_test(test_ppo_critic_does_not_change_grpo),
         cmocka_unit_test(test_ppo_offload_and_verify_change_nothing),
         cmocka_unit_test(test_ppo_critic_directory_is_found),
         cmocka_unit_test(test_ppo_missing_models_are_refused),

@@ -63,7 +63,7 @@ static void test_save_run_of_its_own_saves_before_its_daemons_stop(void **state)
 }
 
 /* Goal: daemons that keep running keep the model, and the printed command saves it. */
-static void test_save_run_on_hosts_tells_the_command_that_saves(void **state)
+static void test_save_run_on_hosts_prints_the_command_that_saves(void **state)
 {
     struct rk_proc *daemon = start_daemon(NULL);
     char *dir = new_run_dir(), *option = rk_format("path=%s/hf", dir), *command;
@@ -265,7 +265,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_save_run_of_its_own_saves_before_its_daemons_stop),
-        cmocka_unit_test(test_save_run_on_hosts_tells_the_command_that_saves),
+        cmocka_unit_test(test_save_run_on_hosts_prints_the_command_that_saves),
         cmocka_unit_test(test_save_model_without_tokenizer_is_called_that),
         cmocka_unit_test(test_save_vanished_run_directory_leaves_the_model_with_the_daemons),
         cmocka_unit_test(test_save_daemon_left_behind_ends_with_its_grace_period),

@@ -163,7 +163,7 @@ static void test_validate_training_is_the_same_and_numbers_are_those_of_the_dump
 }
 
 /* Goal: val_only trains and exports nothing; greedy results do not depend on the batches. */
-static void test_validate_only_ends_after_it_whatever_the_batches(void **state)
+static void test_validate_only_ends_after_the_validation(void **state)
 {
     static const char *const batches[] = {"data.val_batch_size=2", "data.val_batch_size=100"};
     double means[RK_ARRAY_LEN(batches)];
@@ -254,7 +254,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_validate_training_is_the_same_and_numbers_are_those_of_the_dump),
-        cmocka_unit_test(test_validate_only_ends_after_it_whatever_the_batches),
+        cmocka_unit_test(test_validate_only_ends_after_the_validation),
         cmocka_unit_test(test_validate_only_of_a_checkpoint_finds_its_model),
         cmocka_unit_test(test_validate_dump_folder_that_is_a_file_trains_nothing),
     };

@@ -105,7 +105,7 @@ static void test_tls_cli_flags_and_environment(void **state)
 
 /* Goal: errors of certificates on either side have their cause, and are not "socket closed".
  */
-static void test_tls_cli_says_what_is_wrong(void **state)
+static void test_tls_cli_reports_the_error(void **state)
 {
     static const struct {
         int daemon; /* TLS for 127.0.0.1, plain, TLS for another name */
@@ -209,7 +209,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tls_cli_flags_and_environment),
-        cmocka_unit_test(test_tls_cli_says_what_is_wrong),
+        cmocka_unit_test(test_tls_cli_reports_the_error),
         cmocka_unit_test(test_tls_cli_run_is_the_same),
     };
 

@@ -54,7 +54,7 @@ static void test_rk_gpu_figures_have_base_units(void **state)
     rk_gpu_destroy(gpu);
 }
 
-static void test_rk_gpu_what_is_not_told_is_left_out(void **state)
+static void test_rk_gpu_missing_values_are_omitted(void **state)
 {
     struct rk_gpu_sample sample;
     struct rk_gpu *gpu;
@@ -71,7 +71,7 @@ static void test_rk_gpu_what_is_not_told_is_left_out(void **state)
 }
 
 /* Goal: queries do not wait for a slow driver; until it responds no figure is current. */
-static void test_rk_gpu_slow_driver_holds_nobody_up(void **state)
+static void test_rk_gpu_slow_driver_does_not_block(void **state)
 {
     struct rk_gpu_sample sample;
     struct rk_gpu *gpu;
@@ -104,8 +104,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rk_gpu_figures_have_base_units),
-        cmocka_unit_test(test_rk_gpu_what_is_not_told_is_left_out),
-        cmocka_unit_test(test_rk_gpu_slow_driver_holds_nobody_up),
+        cmocka_unit_test(test_rk_gpu_missing_values_are_omitted),
+        cmocka_unit_test(test_rk_gpu_slow_driver_does_not_block),
         cmocka_unit_test(test_rk_gpu_create_without_nvml_is_refused),
     };
 

@@ -156,7 +156,7 @@ static void test_rk_listen_check_policy_cases(void **state)
 }
 
 /* Goal: the probe distinguishes an address in use from an invalid one. */
-static void test_rk_listen_probe_says_why(void **state)
+static void test_rk_listen_probe_returns_the_reason(void **state)
 {
     struct sockaddr_un taken = {.sun_family = AF_UNIX, .sun_path = "\0rankd-probe-test"};
     socklen_t taken_bytes = (socklen_t)(sizeof(taken.sun_family) + 1 + strlen(taken.sun_path + 1));
@@ -197,7 +197,7 @@ int main(void)
         cmocka_unit_test(test_rk_listen_is_same_cases),
         cmocka_unit_test(test_rk_listen_parse_names_the_key),
         cmocka_unit_test(test_rk_listen_check_policy_cases),
-        cmocka_unit_test(test_rk_listen_probe_says_why),
+        cmocka_unit_test(test_rk_listen_probe_returns_the_reason),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

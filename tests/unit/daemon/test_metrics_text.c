@@ -41,7 +41,7 @@ static void test_put_int_labels_are_escaped(void **state)
                 "rankd_comm_up{a=\"back\\\\slash \\\"quote\\\"\\nline\",b=\"\",c=\"\xc3\xa4{}, \"} 1\n");
 }
 
-static void test_put_real_has_names_for_what_is_no_number(void **state)
+static void test_put_real_has_names_for_non_finite_values(void **state)
 {
     struct rk_str out = {0};
     struct rk_metrics_text text = {.out = &out};
@@ -88,7 +88,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_put_int_help_and_type_come_once),
         cmocka_unit_test(test_put_int_labels_are_escaped),
-        cmocka_unit_test(test_put_real_has_names_for_what_is_no_number),
+        cmocka_unit_test(test_put_real_has_names_for_non_finite_values),
         cmocka_unit_test(test_put_histogram_buckets_are_cumulative),
     };
 

@@ -339,7 +339,7 @@ static void test_call_interrupted_before_commit_is_withdrawn(void **state)
  * connection it could arrive before the commit, and a rank that withdraws the call leaves the others waiting
  * in their collectives.
  */
-static void test_call_interrupted_after_commit_is_cancelled_behind_it(void **state)
+static void test_call_interrupted_after_commit_is_cancelled_after_it(void **state)
 {
     int64_t begin_ns = rk_time_now_ns();
     struct group *group = *state;
@@ -425,8 +425,8 @@ int main(void)
         cmocka_unit_test(test_call_interrupted_before_commit_is_withdrawn),
         cmocka_unit_test_setup_teardown(test_configure_lost_daemon_ends_the_wait_of_the_others, start_group,
                                         stop_group),
-        cmocka_unit_test_setup_teardown(test_call_interrupted_after_commit_is_cancelled_behind_it,
-                                        start_group, stop_group),
+        cmocka_unit_test_setup_teardown(test_call_interrupted_after_commit_is_cancelled_after_it, start_group,
+                                        stop_group),
         cmocka_unit_test_setup_teardown(test_call_interrupted_that_hangs_is_given_up, start_group,
                                         stop_group),
     };

@@ -505,7 +505,7 @@ static void test_run_position_after_follows_the_epochs(void **state)
 }
 
 /* Goal: a run that filters groups resumes at the position of its state; an impossible position is refused. */
-static void test_run_position_read_takes_what_the_state_says(void **state)
+static void test_run_position_read_uses_the_state(void **state)
 {
     static const struct {
         const char *path;
@@ -606,7 +606,7 @@ int main(void)
         cmocka_unit_test(test_run_state_check_missing_members_are_named),
         cmocka_unit_test(test_run_state_has_the_weight_of_the_kl),
         cmocka_unit_test(test_run_position_after_follows_the_epochs),
-        cmocka_unit_test(test_run_position_read_takes_what_the_state_says),
+        cmocka_unit_test(test_run_position_read_uses_the_state),
         cmocka_unit_test(test_checkpoints_prune_keeps_what_is_needed),
         cmocka_unit_test(test_checkpoints_complete_needs_all_parts),
     };

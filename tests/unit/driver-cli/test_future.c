@@ -203,7 +203,7 @@ static void wait_counts(int num_headers, int num_commits, int num_ends)
 /* --- tests --- */
 
 /* Goal: a started call runs to its end without further API calls, and its result can be taken later. */
-static void test_future_goes_on_by_itself(void **state)
+static void test_future_runs_without_further_calls(void **state)
 {
     struct groups *groups = *state;
     struct rk_future *future = start(&groups->at[0], be_slow);
@@ -412,7 +412,7 @@ static void test_local_struct_size(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_future_goes_on_by_itself, start_groups, stop_groups),
+        cmocka_unit_test_setup_teardown(test_future_runs_without_further_calls, start_groups, stop_groups),
         cmocka_unit_test_setup_teardown(test_future_next_is_offered_while_first_runs, start_groups,
                                         stop_groups),
         cmocka_unit_test_setup_teardown(test_future_two_groups_at_once, start_groups, stop_groups),

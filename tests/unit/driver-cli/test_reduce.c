@@ -68,7 +68,7 @@ static void test_reduce_metrics_absent_ranks_and_bad_numbers(void **state)
 }
 
 /* Goal: a non-finite metric of one replica is neither dropped from a sum nor lost in a comparison. */
-static void test_reduce_metrics_bad_number_of_one_rank_stays_visible(void **state)
+static void test_reduce_metrics_keeps_a_non_finite_value_of_one_rank(void **state)
 {
     static const char *const reduces[] = {"sum", "mean", "max", "min", "last"};
 
@@ -93,7 +93,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reduce_metrics_parts_count_once_and_extremes_everywhere),
         cmocka_unit_test(test_reduce_metrics_absent_ranks_and_bad_numbers),
-        cmocka_unit_test(test_reduce_metrics_bad_number_of_one_rank_stays_visible),
+        cmocka_unit_test(test_reduce_metrics_keeps_a_non_finite_value_of_one_rank),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

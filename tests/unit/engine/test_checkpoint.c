@@ -294,7 +294,7 @@ static void test_models_that_train_and_others_read_each_other(void **state)
     rk_free(dir);
 }
 
-static void test_hf_model_is_an_export_beside(void **state)
+static void test_hf_model_is_exported_next_to_the_state(void **state)
 {
     struct rk_test_model first, second;
     char *dir = new_dir(), *part = part_of(dir, 1), *hf = rk_path_join(part, "huggingface");
@@ -774,7 +774,7 @@ static void test_other_models_are_refused(void **state)
 }
 
 /* Goal: an error while parameters are being overwritten has its own code. */
-static void test_load_that_fails_halfway_says_mixed(void **state)
+static void test_load_that_fails_halfway_is_reported_as_mixed(void **state)
 {
     struct rk_checkpoint_loaded loaded;
     struct rk_test_model test;
@@ -830,7 +830,7 @@ int main(void)
         cmocka_unit_test(test_state_comes_back_bitwise),
         cmocka_unit_test(test_model_alone_gives_masters_and_zero_moments),
         cmocka_unit_test(test_models_that_train_and_others_read_each_other),
-        cmocka_unit_test(test_hf_model_is_an_export_beside),
+        cmocka_unit_test(test_hf_model_is_exported_next_to_the_state),
         cmocka_unit_test(test_gradients_of_the_last_step_are_written),
         cmocka_unit_test(test_gradients_without_a_step_are_refused),
         cmocka_unit_test(test_async_save_has_the_state_of_the_call),
@@ -841,7 +841,7 @@ int main(void)
         cmocka_unit_test(test_damaged_checkpoint_is_refused),
         cmocka_unit_test(test_wrong_descriptions_are_refused),
         cmocka_unit_test(test_other_models_are_refused),
-        cmocka_unit_test(test_load_that_fails_halfway_says_mixed),
+        cmocka_unit_test(test_load_that_fails_halfway_is_reported_as_mixed),
         cmocka_unit_test(test_contents_names),
     };
 

@@ -350,7 +350,7 @@ static void append_warning(rk_log_level_t level, const char *line, void *user)
 
 /* Goal: weights that the model of config.json does not use are named, for instance those of additional
  * layers. */
-static void test_load_of_more_than_the_model_says_so(void **state)
+static void test_load_of_unused_weights_is_reported(void **state)
 {
     static const struct file_spec specs[] = {{F32}, {F32, .adds_others = true}};
     static const char *const warnings[] = {"", "ignoring 1 of 13 tensors that config.json does not define: "};
@@ -624,7 +624,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_load_of_directories_reads_or_names_the_defect),
-        cmocka_unit_test(test_load_of_more_than_the_model_says_so),
+        cmocka_unit_test(test_load_of_unused_weights_is_reported),
         cmocka_unit_test(test_load_of_missing_directory_is_not_found),
         cmocka_unit_test(test_load_of_truncated_file_is_data_loss),
         cmocka_unit_test(test_export_in_shards_writes_index_and_config),

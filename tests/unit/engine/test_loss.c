@@ -385,7 +385,7 @@ static void test_loss_nan_outside_mask_is_harmless(void **state)
 }
 
 /* Goal: NaN inside the mask is not hidden by a clamp: loss and gradient are NaN. */
-static void test_loss_nan_inside_mask_shows(void **state)
+static void test_loss_nan_inside_mask_gives_nan(void **state)
 {
     struct settings settings = make_full_settings(RK_AGG_TOKEN_MEAN, "k3");
     struct fixture f = make_worked();
@@ -472,7 +472,7 @@ int main(void)
         cmocka_unit_test(test_vanilla_grpo_by_hand_has_loss_and_gradient),
         cmocka_unit_test(test_loss_gradient_equals_central_difference),
         cmocka_unit_test(test_loss_nan_outside_mask_is_harmless),
-        cmocka_unit_test(test_loss_nan_inside_mask_shows),
+        cmocka_unit_test(test_loss_nan_inside_mask_gives_nan),
         cmocka_unit_test(test_loss_split_into_micro_batches_is_invariant),
         cmocka_unit_test(test_loss_empty_mask_gives_zero),
     };

@@ -526,7 +526,7 @@ static void test_rows_nan_outside_mask_is_harmless(void **state)
 }
 
 /* Goal: NaN in a token under the mask makes the loss of every row NaN. */
-static void test_rows_nan_inside_mask_shows(void **state)
+static void test_rows_nan_inside_mask_gives_nan(void **state)
 {
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
@@ -643,7 +643,7 @@ int main(void)
         cmocka_unit_test(test_distill_worked_example_has_published_values),
         cmocka_unit_test(test_rows_gradient_equals_central_difference),
         cmocka_unit_test(test_rows_nan_outside_mask_is_harmless),
-        cmocka_unit_test(test_rows_nan_inside_mask_shows),
+        cmocka_unit_test(test_rows_nan_inside_mask_gives_nan),
         cmocka_unit_test(test_rows_split_into_micro_batches_is_invariant),
         cmocka_unit_test(test_rows_empty_mask_gives_zero),
         cmocka_unit_test(test_rows_bad_key_is_named),

@@ -590,7 +590,7 @@ static int run_one_rank(struct plan_case *row)
 
 /* Goal: a plan equals what the role holds, kind by kind, and the largest passes use exactly that; afterwards
  * any mixture of smaller passes allocates nothing. Method: every row on real ranks. */
-static void test_plan_is_what_roles_take(void **state)
+static void test_plan_equals_the_memory_of_roles(void **state)
 {
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
@@ -828,7 +828,7 @@ static void test_cache_blocks_fit_the_share(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plan_is_what_roles_take),
+        cmocka_unit_test(test_plan_equals_the_memory_of_roles),
         cmocka_unit_test(test_plan_without_device_matches_formulas),
         cmocka_unit_test(test_plan_of_log_prob_passes_holds_the_most_likely_ids),
         cmocka_unit_test(test_plan_bad_arguments_are_refused),

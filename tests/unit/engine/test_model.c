@@ -234,7 +234,7 @@ static void test_head_chunks_give_the_same_log_probs_and_gradients(void **state)
 
 /* Goal: sequences of a pack are independent, and tokens do not depend on later ones. Method: change one
  * token; bits change only from that position of its sequence on. */
-static void test_logits_after_changed_token_change_only_behind_it(void **state)
+static void test_logits_change_only_from_the_changed_token_on(void **state)
 {
     const int32_t changed = 9; /* in the second sequence */
     double *before = rk_calloc(NUM_TOKENS * VOCAB_SIZE, sizeof(double));
@@ -623,7 +623,7 @@ static double run_step(struct rk_test_model *test, struct batch *batch, bool fre
 
 /* Goal: a frozen parameter gets no update and no weight decay and is not in the norm; the others are updated
  * as without it. Method: the same step with frozen parameters, without, and the model before it. */
-static void test_step_leaves_frozen_parameters_alone(void **state)
+static void test_step_does_not_change_frozen_parameters(void **state)
 {
     struct rk_step_stats all, some;
     struct rk_test_model before, whole, test;
@@ -752,7 +752,7 @@ static double *gather_gradients(struct rk_test_model *test, int64_t *count)
 
 /* Goal: the gradients of a step do not depend on earlier steps. Method: gradients of NaN, then a step with
  * the same micro-batches as on a model without NaN before: none, empty ones, two with tokens. */
-static void test_train_begin_forgets_earlier_gradients(void **state)
+static void test_train_begin_discards_earlier_gradients(void **state)
 {
     static const char *const configs[] = {TIED, UNTIED};
 
@@ -872,18 +872,18 @@ int main(void)
         cmocka_unit_test(test_measured_output_is_not_differentiated),
         cmocka_unit_test(test_head_chunks_give_the_same_log_probs_and_gradients),
         cmocka_unit_test(test_forward_outputs_are_those_of_logits),
-        cmocka_unit_test(test_logits_after_changed_token_change_only_behind_it),
+        cmocka_unit_test(test_logits_change_only_from_the_changed_token_on),
         cmocka_unit_test(test_log_probs_of_bad_arguments_name_them),
         cmocka_unit_test(test_micro_batch_without_tokens_or_labels_adds_no_gradient),
         cmocka_unit_test(test_forward_paged_equals_packed),
         cmocka_unit_test(test_step_after_warm_up_allocates_nothing),
         cmocka_unit_test(test_memory_report_adds_up_to_the_device),
         cmocka_unit_test(test_step_with_nan_gradient_is_skipped),
-        cmocka_unit_test(test_step_leaves_frozen_parameters_alone),
+        cmocka_unit_test(test_step_does_not_change_frozen_parameters),
         cmocka_unit_test(test_create_shared_sees_updates_of_the_owner),
         cmocka_unit_test(test_train_calls_in_wrong_state_are_failed_preconditions),
         cmocka_unit_test(test_train_without_optimizer_makes_gradients_only),
-        cmocka_unit_test(test_train_begin_forgets_earlier_gradients),
+        cmocka_unit_test(test_train_begin_discards_earlier_gradients),
         cmocka_unit_test(test_advance_lr_moves_the_schedule),
         cmocka_unit_test(test_create_of_unbuilt_dtype_is_unimplemented),
         cmocka_unit_test(test_scenario_with_failing_allocation_is_resource_exhausted),

@@ -353,7 +353,7 @@ static void test_a_thousand_cycles_take_no_memory(void **state)
 
 #ifdef RK_FAULTS
 /* Goal: without host memory the offload is refused, and training continues unchanged. */
-static void test_without_host_memory_the_model_stays(void **state)
+static void test_without_host_memory_the_model_is_unchanged(void **state)
 {
     struct rk_test_model test, other;
     int differs;
@@ -435,7 +435,7 @@ int main(void)
         cmocka_unit_test(test_offload_copies_what_may_have_been_written),
         cmocka_unit_test(test_a_thousand_cycles_take_no_memory),
 #ifdef RK_FAULTS
-        cmocka_unit_test(test_without_host_memory_the_model_stays),
+        cmocka_unit_test(test_without_host_memory_the_model_is_unchanged),
         cmocka_unit_test(test_failed_copy_leaves_parts_where_they_were),
 #endif
         cmocka_unit_test(test_onload_without_device_memory_can_be_repeated),

@@ -34,14 +34,14 @@ static void test_plugin_load_bad_name_fails(void **state)
         assert_fails(rk_plugin_load(bad[i], NULL), RK_INVALID_ARGUMENT, "expected NAME or NAME:INDEX");
 }
 
-static void test_plugin_load_missing_says_where_it_looked(void **state)
+static void test_plugin_load_missing_names_the_searched_paths(void **state)
 {
     (void)state;
     assert_plugin_fails("absent:1", NULL, "PLUGIN_MISSING", "/tests/../lib/librankd_absent.so");
     assert_plugin_fails("absent:1", "", "PLUGIN_MISSING", "/tests/librankd_absent.so exists");
 }
 
-static void test_plugin_load_broken_says_why(void **state)
+static void test_plugin_load_broken_returns_the_reason(void **state)
 {
     static const struct {
         const char *file, *text;
@@ -141,8 +141,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plugin_load_cpu_needs_none),
         cmocka_unit_test(test_plugin_load_bad_name_fails),
-        cmocka_unit_test(test_plugin_load_missing_says_where_it_looked),
-        cmocka_unit_test(test_plugin_load_broken_says_why),
+        cmocka_unit_test(test_plugin_load_missing_names_the_searched_paths),
+        cmocka_unit_test(test_plugin_load_broken_returns_the_reason),
         cmocka_unit_test(test_plugin_load_truncated_is_refused),
         cmocka_unit_test(test_plugin_load_good_one_works),
         cmocka_unit_test(test_plugin_exclusive_device_opens_once),

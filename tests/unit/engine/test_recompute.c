@@ -137,7 +137,7 @@ static void test_recompute_of_any_part_gives_the_same_bits(void **state)
 }
 
 /* Goal: a pass reports progress for every block (forward, recomputation, backward) and for the head. */
-static void test_pass_shows_that_it_goes_on(void **state)
+static void test_pass_reports_progress(void **state)
 {
     enum { NUM_BLOCKS = 2 * NUM_LAYERS * NUM_MICRO, NUM_HEADS = 2 * (NUM_MICRO - 1) };
     struct outcome none = train(CONFIG("llama"), RK_DTYPE_F32, 0);
@@ -172,7 +172,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_recompute_of_any_part_gives_the_same_bits),
-        cmocka_unit_test(test_pass_shows_that_it_goes_on),
+        cmocka_unit_test(test_pass_reports_progress),
         cmocka_unit_test(test_recompute_of_smaller_parts_needs_less_memory),
     };
 

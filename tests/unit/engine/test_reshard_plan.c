@@ -380,7 +380,7 @@ static uint64_t model_bytes(void)
 
 /* Goal: elements that both layouts have on the same rank are not transferred: from replicas to parts, and to
  * the same layout. */
-static void test_what_a_rank_has_does_not_travel(void **state)
+static void test_elements_on_the_same_rank_are_not_transferred(void **state)
 {
     static const struct rk_mesh_spec d8 = {.dp = 8}, t8 = {.tp = 8}, t2d4 = {.tp = 2, .dp = 4};
     static const struct rk_mesh_spec t2p2d2 = {.tp = 2, .dp = 2, .pp = 2};
@@ -530,7 +530,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_pairs_of_meshes_cover_every_element_once),
-        cmocka_unit_test(test_what_a_rank_has_does_not_travel),
+        cmocka_unit_test(test_elements_on_the_same_rank_are_not_transferred),
         cmocka_unit_test(test_volume_is_that_of_the_formula),
         cmocka_unit_test(test_disjoint_meshes_use_all_copies_of_the_source),
         cmocka_unit_test(test_tables_of_different_models_are_refused),

@@ -266,7 +266,7 @@ static struct rk_status *watch(void *user)
 
 /* Goal: work that ended because of an error outside the device is not reported as done. Method: a watch
  * function that first reports nothing, then an error, then is removed. */
-static void test_device_watch_speaks_when_a_stream_is_synchronised(void **state)
+static void test_device_watch_fails_synchronisation(void **state)
 {
     struct rk_device *device = open_with_limit(0);
     struct rk_stream *stream;
@@ -317,7 +317,7 @@ static void count_leaks(rk_log_level_t level, const char *line, void *user)
 
 /* Goal: a leak is logged with its name; debug builds abort. Method: in a child process, since it may
  * abort. */
-static void test_device_close_with_leak_is_loud(void **state)
+static void test_device_close_with_leak_is_logged(void **state)
 {
     int wait_status;
     pid_t child = fork();
@@ -653,8 +653,8 @@ int main(void)
         cmocka_unit_test(test_kernel_scratch_exhausted_fails_once),
         cmocka_unit_test(test_stream_copy_and_zero_move_bytes),
         cmocka_unit_test(test_event_without_backend_support_is_in_order),
-        cmocka_unit_test(test_device_watch_speaks_when_a_stream_is_synchronised),
-        cmocka_unit_test(test_device_close_with_leak_is_loud),
+        cmocka_unit_test(test_device_watch_fails_synchronisation),
+        cmocka_unit_test(test_device_close_with_leak_is_logged),
         cmocka_unit_test(test_device_register_incomplete_backend_fails),
         cmocka_unit_test(test_device_register_new_backend_opens_by_index),
         cmocka_unit_test(test_dry_device_counts_memory_and_workspace),

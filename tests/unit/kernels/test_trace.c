@@ -179,7 +179,7 @@ static void test_trace_drops_and_counts_beyond_its_size(void **state)
 
 /* Goal: many spans, over several flushes, deeper than the trace's limit, and on a stream that is destroyed
  * meanwhile, are handled. */
-static void test_trace_survives_many_deep_and_gone(void **state)
+static void test_trace_handles_many_spans_depth_and_destroyed_streams(void **state)
 {
     struct rk_stream *short_lived;
     struct rk_trace *trace;
@@ -279,7 +279,8 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_trace_spans_nest_and_have_the_hosts_times, setup, teardown),
         cmocka_unit_test_setup_teardown(test_trace_drops_and_counts_beyond_its_size, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_trace_survives_many_deep_and_gone, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_trace_handles_many_spans_depth_and_destroyed_streams, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(test_trace_ignores_other_threads, setup, teardown),
         cmocka_unit_test(test_trace_of_graphs_has_their_launches),
     };

@@ -99,7 +99,7 @@ static void test_accept_sequences_of_chunks(void **state)
         run_case(i);
 }
 
-static void test_accept_refused_chunk_leaves_the_books_alone(void **state)
+static void test_accept_refused_chunk_changes_no_state(void **state)
 {
     struct rk_assembler *assembler;
 
@@ -220,7 +220,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_accept_sequences_of_chunks),
-        cmocka_unit_test(test_accept_refused_chunk_leaves_the_books_alone),
+        cmocka_unit_test(test_accept_refused_chunk_changes_no_state),
         cmocka_unit_test(test_accept_chunk_over_the_limit_is_resource_exhausted),
         cmocka_unit_test(test_create_bad_spec_names_tensor_and_expectation),
         cmocka_unit_test(test_create_total_at_the_limit_passes_and_one_more_does_not),

@@ -44,7 +44,7 @@ static void test_round_trip_keeps_the_reason(void **state)
 
 /* Goal: the details are those of google.rpc, in the order reason, field, retry, and do not change the status
  * that rankd's client reads. */
-static void test_pack_has_what_is_known(void **state)
+static void test_pack_has_all_known_details(void **state)
 {
     struct rk_status *st = RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "shape[0]=-1 is negative");
     struct rk_str packed = {0};
@@ -188,7 +188,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip_keeps_the_reason),
-        cmocka_unit_test(test_pack_has_what_is_known),
+        cmocka_unit_test(test_pack_has_all_known_details),
         cmocka_unit_test(test_pack_of_another_code_has_no_bad_request),
         cmocka_unit_test(test_pack_without_reason_has_no_details),
         cmocka_unit_test(test_pack_long_message_is_cut_between_characters),

@@ -89,7 +89,7 @@ static void test_resolve_below_roots(void **state)
 }
 
 /* Goal: a root that is a link can be named by its configured path and by its resolved path. */
-static void test_resolve_root_behind_a_link(void **state)
+static void test_resolve_root_that_is_a_link(void **state)
 {
     char *const only_linked[] = {linked, NULL};
     char *path = rk_path_join(root, "a"), *actual;
@@ -188,7 +188,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_resolve_below_roots),
-        cmocka_unit_test(test_resolve_root_behind_a_link),
+        cmocka_unit_test(test_resolve_root_that_is_a_link),
         cmocka_unit_test(test_resolve_second_root),
         cmocka_unit_test(test_resolve_elsewhere_is_refused),
         cmocka_unit_test(test_resolve_relative_path_is_refused),

@@ -255,7 +255,7 @@ static void test_failed_load_leaves_no_mixed_model(void **state)
 }
 
 /* Goal: wait_checkpoint returns the error of a failed asynchronous save, and no files remain. */
-static void test_failed_async_save_is_told_by_wait(void **state)
+static void test_failed_async_save_is_returned_by_wait(void **state)
 {
     struct test_cluster cluster;
     struct rk_status *st;
@@ -307,7 +307,7 @@ int main(void)
         cmocka_unit_test(test_check_only_leaves_nothing),
         cmocka_unit_test(test_bad_options_are_refused),
         cmocka_unit_test(test_failed_load_leaves_no_mixed_model),
-        cmocka_unit_test(test_failed_async_save_is_told_by_wait),
+        cmocka_unit_test(test_failed_async_save_is_returned_by_wait),
         cmocka_unit_test(test_memory_report_counts_the_copy),
     };
 

@@ -405,7 +405,7 @@ static void test_teacher_layouts_agree(void **state)
 
 /* Goal: ids beyond model.vocab_size have no probability: none of them is returned, and the others'
  * probabilities are larger. Method: with tp=2 the limit is inside the part of the second rank. */
-static void test_teacher_knows_no_ids_beyond_the_limit(void **state)
+static void test_teacher_has_no_ids_beyond_the_limit(void **state)
 {
     struct top whole, limited[2];
     int num_beyond = 0;
@@ -841,7 +841,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_policy_losses_layouts_agree),
         cmocka_unit_test(test_teacher_layouts_agree),
-        cmocka_unit_test(test_teacher_knows_no_ids_beyond_the_limit),
+        cmocka_unit_test(test_teacher_has_no_ids_beyond_the_limit),
         cmocka_unit_test(test_topk_bad_input_is_refused),
         cmocka_unit_test(test_update_dpo_separated_pair_is_refused),
         cmocka_unit_test(test_heads_layouts_agree),

@@ -40,7 +40,7 @@ static void wait_until_seen(struct rk_worker *worker)
 }
 
 /* Rank 1 arrives later than the idle limit. */
-static void test_waiting_in_a_collective_is_seen_and_is_not_idle(void **state)
+static void test_waiting_in_a_collective_is_reported_and_is_not_idle(void **state)
 {
     struct rk_worker_snapshot snapshot;
     struct rk_job *jobs[2];
@@ -161,7 +161,7 @@ static void test_plan_only_counts_ordered_sums_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_waiting_in_a_collective_is_seen_and_is_not_idle),
+        cmocka_unit_test(test_waiting_in_a_collective_is_reported_and_is_not_idle),
         cmocka_unit_test(test_rank_that_does_not_come_is_named),
         cmocka_unit_test(test_plan_only_counts_ordered_sums_once),
     };

@@ -412,7 +412,7 @@ static struct rk_status *init(struct test_cluster *cluster, const char *role)
 
 /* Goal: the sum of roles counts offloaded parts of only one role at a time; this much memory suffices, and
  * one byte less does not. Method: two roles on a device with the memory of their plans. */
-static void test_plans_count_what_is_there_at_the_same_time(void **state)
+static void test_plans_count_memory_held_at_the_same_time(void **state)
 {
     struct rk_json *actor, *critic;
     struct rk_job *jobs[TEST_MAX_WORKERS];
@@ -497,7 +497,7 @@ int main(void)
         cmocka_unit_test(test_between_calls_the_parts_are_away),
         cmocka_unit_test(test_gradients_that_wait_are_kept),
         cmocka_unit_test(test_gradients_in_16_bits_add_up),
-        cmocka_unit_test(test_plans_count_what_is_there_at_the_same_time),
+        cmocka_unit_test(test_plans_count_memory_held_at_the_same_time),
 #ifdef RK_FAULTS
         cmocka_unit_test(test_without_host_memory_the_call_is_refused),
 #endif

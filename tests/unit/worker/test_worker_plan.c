@@ -202,7 +202,7 @@ static void check_plans(int32_t num_ranks, const struct test_mesh *meshes, uint6
     test_cluster_close(&cluster);
 }
 
-static void test_plan_only_is_what_roles_take(void **state)
+static void test_plan_only_equals_the_memory_of_roles(void **state)
 {
     (void)state;
     check_plans(1, one_rank, LIMIT_BYTES);
@@ -368,7 +368,7 @@ static void test_plan_only_bad_options_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plan_only_is_what_roles_take),
+        cmocka_unit_test(test_plan_only_equals_the_memory_of_roles),
         cmocka_unit_test(test_plan_only_of_meshes_that_differ),
         cmocka_unit_test(test_plan_only_of_a_cache_with_a_share),
         cmocka_unit_test(test_plan_only_counts_sequence_parallelism),
