@@ -5,8 +5,8 @@ Usage: rankd_parquet_to_jsonl.py [--keep-nulls] [--any-style] IN.parquet [IN.par
 
 Reads with pyarrow, or with pandas when pyarrow is missing. All columns are kept with their names and in their order;
 so are the rows. Members of structs that are null are left out, because Arrow gives every row the members of all rows
-(--keep-nulls keeps them). What JSON or rankd cannot hold is an error that names row and column, and no output is
-left behind: bytes, NaN, infinity, integers beyond 64 bits, NUL in text, images, videos and audios, a
+(--keep-nulls keeps them). Values that JSON or rankd cannot represent are an error that names row and column, and no
+output file remains: bytes, NaN, infinity, integers beyond 64 bits, NUL in text, images, videos and audios, a
 reward_model.style other than "rule" (--any-style allows it).
 """
 import argparse
@@ -22,7 +22,7 @@ MEDIA = ("images", "videos", "audios")
 
 
 class ConversionError(ValueError):
-    """A value that has no place in the output; the message names it."""
+    """A value that cannot be converted; the message names its position."""
 
 
 def fail(where, what):

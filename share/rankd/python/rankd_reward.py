@@ -5,8 +5,8 @@
 verl: compute_score(data_source=, solution_str=, ground_truth=, extra_info=, **kwargs) -> number or dict with "score"
 trl:  f(prompts=, completions=, ..., **columns) -> list of numbers, None where the function does not apply
 
-Either may be a coroutine function. Standard input and output belong to the protocol: what the function prints goes
-to standard error. Needs nothing but the standard library.
+Either may be a coroutine function. Standard input and output are reserved for the protocol: output of the function
+goes to standard error. Needs the standard library only.
 """
 
 import argparse
@@ -25,7 +25,7 @@ PROTOCOL = 2
 
 
 class Channel:
-    """The protocol's lines, on descriptors that the user's code does not have."""
+    """The protocol's lines, on descriptors that are hidden from the user's code."""
 
     def __init__(self):
         self.lines = os.fdopen(os.dup(0), "r", encoding="utf-8", newline="\n")
@@ -55,7 +55,7 @@ def load_function(path, name):
         sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
         spec = importlib.util.spec_from_file_location("custom_module", path)
         if spec is None:
-            raise ImportError(f"custom_reward_function.path: '{path}' is no Python file")
+            raise ImportError(f"custom_reward_function.path: '{path}' is not a Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules["custom_module"] = module
         spec.loader.exec_module(module)

@@ -174,8 +174,7 @@ static void test_generate_sequences_returns_padded_layout(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Checks that it is at least the square of the token's own probability and exp(-entropy), at most 1, and 0 on
- * padding. */
+/* Checks: at least the square of the token's probability and exp(-entropy), at most 1; 0 on padding. */
 static void check_sum_pi_squared(const struct rk_batch *output, const struct rk_batch *samples,
                                  const float *entropys)
 {
@@ -454,8 +453,7 @@ static void test_get_mesh_info_reports_place_and_state(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Calls that cannot build a model. Afterwards actor and rollout have this state, and no other role has a
- * model. */
+/* Calls that cannot build a model. Afterwards actor and rollout have this state, others no model. */
 static void refuse_bad_init_models(struct test_cluster *cluster, rk_role_state_t state)
 {
     char *missing = rk_format("{\"model.path\": \"%s/missing\"}", rk_test_temp_dir());
@@ -840,9 +838,7 @@ static void test_update_actor_skips_mini_batches_without_tokens(void **state)
     open_cluster(&cluster, NULL);
     init_actor_and_rollout(&cluster);
     samples = generate(&cluster, "{\"response_length\": 7}");
-    job = test_cluster_run(&cluster, 0, update_job(policy_batch(samples), "{}", 0)); /* creates a momentum
-                                                                                      * that a step would
-                                                                                      * change */
+    job = test_cluster_run(&cluster, 0, update_job(policy_batch(samples), "{}", 0)); /* makes a momentum */
     assert_ok(rk_status_clone(job->status));
     rk_job_destroy(job);
     rk_batch_destroy(samples);
