@@ -177,10 +177,11 @@ int64_t rk_check_project_bwd(struct rk_check *check, const struct rk_project_bwd
 int64_t rk_check_rope(struct rk_check *check, const struct rk_rope_args *args)
 {
     int64_t num_tokens = args->x.shape[0];
-    int64_t head_dim = args->x.shape[2];
+    int64_t head_dim = args->x.shape[2] - args->begin;
 
     rk_expect_source(check, "x", args->x, 3);
-    rk_expect(check, head_dim >= 2 && head_dim % 2 == 0, "x has head_dim=%lld, expected even",
+    rk_expect(check, args->begin >= 0, "begin=%lld, expected >= 0", (long long)args->begin);
+    rk_expect(check, head_dim >= 2 && head_dim % 2 == 0, "x has head_dim=%lld from begin on, expected even",
               (long long)head_dim);
     rk_expect_tensor(check, "cos", args->cos, RK_DTYPE_F32, RK_DIMS(args->cos.shape[0], head_dim / 2));
     rk_expect_tensor(check, "sin", args->sin, RK_DTYPE_F32, RK_DIMS(args->cos.shape[0], head_dim / 2));

@@ -192,12 +192,14 @@ struct rk_project_bwd_args {
 /* RoPE in place, pairs (k, k + head_dim/2) (NeoX layout), cos and sin at row positions[t]:
  *   x[k] <- x[k] cos - x[k + d/2] sin,  x[k + d/2] <- x[k + d/2] cos + x[k] sin
  * With is_interleaved the pairs are the columns 2 k and 2 k + 1 instead, as in DeepSeek's weights. The
- * inverse rotation is the backward pass. Su et al., arXiv:2104.09864. */
+ * inverse rotation is the backward pass. The first `begin` columns of every head do not change: d is the
+ * number of the columns after them. Su et al., arXiv:2104.09864. */
 struct rk_rope_args {
     rk_tensor_t x;         /* [T, heads, head_dim] */
-    rk_tensor_t cos, sin;  /* F32 [max_position, head_dim / 2] */
+    rk_tensor_t cos, sin;  /* F32 [max_position, (head_dim - begin) / 2] */
     rk_tensor_t positions; /* I32 [T], each < max_position */
     bool inverse, is_interleaved;
+    int64_t begin;
 };
 
 /* y = silu(gate) * up, times prob of the row where there is one: the weight of an expert's result, put in
@@ -268,6 +270,34 @@ struct rk_rope_kv_write_args {
     rk_tensor_t positions;      /* I32 [T], each < max_position */
     struct rk_kv_write_args kv; /* of the same T tokens */
     bool places_are_settled;    /* positions, slots and tables */
+};
+
+/* Keys and values of latent attention, from the product of the up-projection (DeepSeek-V2, arXiv:2405.04434):
+ *   k[t][h] = [kv[t][h][:nope], rope[t]],  v[t][h] = kv[t][h][nope:],  nope = head_dim - rope_dim
+ * k and v of rank 4 are a cache that has the tokens in their order. */
+struct rk_latent_kv_args {
+    rk_tensor_t k;    /* [T, heads, head_dim], or [T / block_size, heads, block_size, head_dim] */
+    rk_tensor_t v;    /* the same with v_head_dim */
+    rk_tensor_t kv;   /* [T, heads, nope + v_head_dim] */
+    rk_tensor_t rope; /* [T, rope_dim]: the part that all heads share */
+};
+
+/* dkv[t][h] = [dk[t][h][:nope], dv[t][h]],  drope[t] = sum over the heads, in their order, of
+ * dk[t][h][nope:]. */
+struct rk_latent_kv_bwd_args {
+    rk_tensor_t dkv;   /* [T, heads, nope + v_head_dim] */
+    rk_tensor_t drope; /* [T, rope_dim] */
+    rk_tensor_t dk;    /* [T, heads, head_dim] */
+    rk_tensor_t dv;    /* [T, heads, v_head_dim] */
+};
+
+/* A copy of the blocks of some sequences, one sequence after the other, and the table of the copy:
+ *   out[r * max_blocks + j] = cache[block_table[r][j]],  numbers[r][j] = r * max_blocks + j */
+struct rk_gather_blocks_args {
+    rk_tensor_t out;         /* [num_seqs * max_blocks, heads, block_size, width], contiguous */
+    rk_tensor_t numbers;     /* I32 [num_seqs, max_blocks] */
+    rk_tensor_t cache;       /* [num_blocks, heads, block_size, width] */
+    rk_tensor_t block_table; /* I32 [num_seqs, max_blocks] */
 };
 
 /* Attention of new tokens over a paged cache (prefill chunks and decode alike). Query j of sequence r is at
@@ -501,6 +531,9 @@ struct rk_adamw_args {
     X(kv_write, rk_kv_write_args)                     \
     X(rope_kv_write, rk_rope_kv_write_args)           \
     X(attn_paged, rk_attn_paged_args)                 \
+    X(latent_kv, rk_latent_kv_args)                   \
+    X(latent_kv_bwd, rk_latent_kv_bwd_args)           \
+    X(gather_blocks, rk_gather_blocks_args)           \
     X(vocab_stats, rk_vocab_stats_args)               \
     X(vocab_stats_merge, rk_vocab_stats_merge_args)   \
     X(vocab_stats_bwd, rk_vocab_stats_bwd_args)       \

@@ -16,7 +16,7 @@ static void rotate_head(double *x, const double *cos, const double *sin, int64_t
 
 static void rotate_token(const struct rk_rope_args *args, int64_t t, double *scratch)
 {
-    int64_t num_heads = args->x.shape[1], head_dim = args->x.shape[2], half = head_dim / 2;
+    int64_t num_heads = args->x.shape[1], head_dim = args->x.shape[2], half = (head_dim - args->begin) / 2;
     int64_t position = rk_cpu_i32(args->positions)[t];
     double *cos = scratch, *sin = cos + half, *x = sin + half;
 
@@ -26,7 +26,7 @@ static void rotate_token(const struct rk_rope_args *args, int64_t t, double *scr
         sin[k] = -sin[k];
     rk_cpu_load(x, args->x, t, 0, num_heads * head_dim);
     for (int64_t h = 0; h < num_heads; h++)
-        rotate_head(x + h * head_dim, cos, sin, half, args->is_interleaved ? 2 : 1,
+        rotate_head(x + h * head_dim + args->begin, cos, sin, half, args->is_interleaved ? 2 : 1,
                     args->is_interleaved ? 1 : half);
     rk_cpu_store(args->x, t, 0, x, num_heads * head_dim);
 }

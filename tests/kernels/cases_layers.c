@@ -460,12 +460,17 @@ static void test_swiglu_fwd_huge_gate_stays_finite(void **state)
 
 struct rope_case {
     const char *label;
-    int64_t num_tokens, num_heads, head_dim;
+    int64_t num_tokens, num_heads, head_dim, begin;
 };
 
 static const struct rope_case rope_cases[] = {
-    {"no tokens", 0, 2, 8}, {"smallest head", 3, 1, 2},  {"one token", 1, 4, 32},
-    {"ragged", 19, 3, 10},  {"several packs", 5, 2, 64},
+    {"no tokens", 0, 2, 8, 0},
+    {"smallest head", 3, 1, 2, 0},
+    {"one token", 1, 4, 32, 0},
+    {"ragged", 19, 3, 10, 0},
+    {"several packs", 5, 2, 64, 0},
+    {"last columns", 5, 3, 48, 16},
+    {"last columns, ragged", 7, 3, 11, 5},
 };
 
 #define MAX_POSITION 50
@@ -473,7 +478,7 @@ static const struct rope_case rope_cases[] = {
 static void run_rope(struct kt *kt, const struct rope_case *c, rk_dtype_t dtype, bool inverse,
                      bool is_interleaved)
 {
-    int64_t half = c->head_dim / 2, row = c->num_heads * c->head_dim;
+    int64_t half = (c->head_dim - c->begin) / 2, row = c->num_heads * c->head_dim;
     /* Part of a fused [q; k; v] row, so rows have gaps. */
     rk_tensor_t x = rk_tensor_cols(random_2d(kt, dtype, c->num_tokens, row + 6), 2, row);
     struct rk_rope_args args = {
@@ -483,17 +488,22 @@ static void run_rope(struct kt *kt, const struct rope_case *c, rk_dtype_t dtype,
         .positions = kt_random_ints(kt, c->num_tokens, MAX_POSITION),
         .inverse = inverse,
         .is_interleaved = is_interleaved,
+        .begin = c->begin,
     };
     const int32_t *positions = kt_read_ints(kt, args.positions);
     const double *in = kt_read(kt, args.x), *cos = kt_read(kt, args.cos), *sin = kt_read(kt, args.sin);
     double *expected = kt_scratch(kt, c->num_tokens * row);
 
     for (int64_t i = 0; i < c->num_tokens * row; i++) {
-        int64_t col = i % c->head_dim, k = is_interleaved ? col / 2 : col % half;
+        int64_t col = i % c->head_dim - c->begin, k = is_interleaved ? col / 2 : col % half;
         int64_t table = positions[i / row] * half + k, apart = is_interleaved ? 1 : half;
         bool is_first = is_interleaved ? col % 2 == 0 : col < half;
-        double other = is_first ? -in[i + apart] : in[i - apart];
+        double other;
 
+        expected[i] = in[i];
+        if (col < 0)
+            continue;
+        other = is_first ? -in[i + apart] : in[i - apart];
         expected[i] = in[i] * cos[table] + (inverse ? -1 : 1) * other * sin[table];
     }
     assert_ok(rk_rope(kt->stream, &args));

@@ -298,10 +298,10 @@ static void test_rope_kv_write_has_bits_of_its_parts(void **state)
                                                    .positions = kt_ints(kt, positions, T),
                                                    .kv = kv[0],
                                                }));
-        assert_ok(rk_rope(kt->stream,
-                          &(struct rk_rope_args){q[1], cos, sin, kt_ints(kt, positions, T), false, false}));
         assert_ok(rk_rope(
-            kt->stream, &(struct rk_rope_args){kv[1].k, cos, sin, kt_ints(kt, positions, T), false, false}));
+            kt->stream, &(struct rk_rope_args){q[1], cos, sin, kt_ints(kt, positions, T), false, false, 0}));
+        assert_ok(rk_rope(kt->stream, &(struct rk_rope_args){kv[1].k, cos, sin, kt_ints(kt, positions, T),
+                                                             false, false, 0}));
         assert_ok(rk_kv_write(kt->stream, &kv[1]));
         kt_expect_same_bits(kt, kt_label(kt, "q, k, v", dtype), split[0], split[1]);
         kt_expect_same_bits(kt, kt_label(kt, "k_cache", dtype), kv[0].k_cache, kv[1].k_cache);

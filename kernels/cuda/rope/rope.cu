@@ -21,7 +21,7 @@
 #include "kernels/cuda/cuda_common.cuh"
 
 struct rope_shape {
-    int64_t row_stride, num_positions;
+    int64_t row_stride, num_positions, head_dim, begin;
     unsigned num_items, items_per_token, packs_per_half, half, num_heads;
     bool aligned, table_aligned, inverse;
 };
@@ -70,13 +70,13 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     position = positions[token];
     if (position < 0 || position >= shape.num_positions)
         return;
-    at = x + token * shape.row_stride + (int64_t)head * 2 * shape.half + col;
+    at = x + token * shape.row_stride + head * shape.head_dim + shape.begin + col;
 #pragma unroll
     for (unsigned h = 0; h < RK_TILE_ROPE_HEADS; h++) {
         int64_t exists = head + h < shape.num_heads ? count : 0;
 
-        pairs[h].first = rk_load<RK_TILE_PACK>(at + h * 2 * shape.half, exists, shape.aligned);
-        pairs[h].second = rk_load<RK_TILE_PACK>(at + h * 2 * shape.half + shape.half, exists, shape.aligned);
+        pairs[h].first = rk_load<RK_TILE_PACK>(at + h * shape.head_dim, exists, shape.aligned);
+        pairs[h].second = rk_load<RK_TILE_PACK>(at + h * shape.head_dim + shape.half, exists, shape.aligned);
     }
     c = rk_load<RK_TILE_PACK>(cos + position * shape.half + col, count, shape.table_aligned);
     s = rk_load<RK_TILE_PACK>(sin + position * shape.half + col, count, shape.table_aligned);
@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
         int64_t exists = head + h < shape.num_heads ? count : 0;
 
         rotate(pairs[h], c, s, shape.inverse);
-        rk_store(at + h * 2 * shape.half, pairs[h].first, exists, shape.aligned);
-        rk_store(at + h * 2 * shape.half + shape.half, pairs[h].second, exists, shape.aligned);
+        rk_store(at + h * shape.head_dim, pairs[h].first, exists, shape.aligned);
+        rk_store(at + h * shape.head_dim + shape.half, pairs[h].second, exists, shape.aligned);
     }
 }
 
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     position = positions[token];
     if (position < 0 || position >= shape.num_positions)
         return;
-    at = x + token * shape.row_stride + (int64_t)head * 2 * shape.half + col;
+    at = x + token * shape.row_stride + head * shape.head_dim + shape.begin + col;
     cos += position * shape.half + col / 2;
     sin += position * shape.half + col / 2;
     pack = rk_load<RK_TILE_PACK>(at, count, shape.aligned);
@@ -153,7 +153,7 @@ static void launch_neighbours(const struct rk_cuda_stream *stream, const struct 
 static struct rk_status *rotate_neighbours(void *dev, void *stream, const struct rk_rope_args *args,
                                            rope_shape shape)
 {
-    int64_t packs = rk_ceil_div(args->x.shape[2], RK_TILE_PACK);
+    int64_t packs = rk_ceil_div(args->x.shape[2] - args->begin, RK_TILE_PACK);
     int64_t num_items = args->x.shape[0] * args->x.shape[1] * packs;
 
     RK_TRY(rk_check_grid("rope", num_items));
@@ -167,7 +167,7 @@ static struct rk_status *rotate_neighbours(void *dev, void *stream, const struct
 
 extern "C" struct rk_status *rk_cuda_op_rope(void *dev, void *stream, const struct rk_rope_args *args)
 {
-    int64_t half = args->x.shape[2] / 2, packs = rk_ceil_div(half, RK_TILE_PACK);
+    int64_t half = (args->x.shape[2] - args->begin) / 2, packs = rk_ceil_div(half, RK_TILE_PACK);
     int64_t items_per_token = rk_ceil_div(args->x.shape[1], RK_TILE_ROPE_HEADS) * packs;
     int64_t num_items = args->x.shape[0] * items_per_token;
     rope_shape shape = {};
@@ -181,9 +181,12 @@ extern "C" struct rk_status *rk_cuda_op_rope(void *dev, void *stream, const stru
     shape.items_per_token = (unsigned)items_per_token;
     shape.packs_per_half = (unsigned)packs;
     shape.half = (unsigned)half;
+    shape.head_dim = args->x.shape[2];
+    shape.begin = args->begin;
     shape.num_heads = (unsigned)args->x.shape[1];
-    /* both halves of every head */
-    shape.aligned = rk_rows_aligned(args->x) && (size_t)half * rk_dtype_bytes(args->x.dtype) % 16 == 0;
+    /* both halves of every head, and what is in front of them */
+    shape.aligned = rk_rows_aligned(args->x) && (size_t)half * rk_dtype_bytes(args->x.dtype) % 16 == 0 &&
+                    (size_t)args->begin * rk_dtype_bytes(args->x.dtype) % 16 == 0;
     shape.table_aligned = rk_rows_aligned(args->cos) && rk_rows_aligned(args->sin);
     shape.inverse = args->inverse;
     if (args->is_interleaved)
