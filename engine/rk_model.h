@@ -107,6 +107,17 @@ struct rk_moe_config {
     const struct rk_moe_names *names;
 };
 
+/* Latent attention; kv_lora_rank 0: the model has none. */
+struct rk_latent_config {
+    int64_t
+        q_lora_rank; /* of the latent that queries are made from; 0: they are made from the hidden state */
+    int64_t kv_lora_rank;                       /* of the latent that keys and values are made from */
+    int64_t qk_nope_head_dim, qk_rope_head_dim; /* columns of a key that are a head's own, and the rotated
+                                                 * ones that all heads share */
+    int64_t v_head_dim;
+    bool rope_interleave; /* rotated pairs are neighbours */
+};
+
 /* --- configuration: Hugging Face's config.json, parsed by the family that its model_type names --- */
 struct rk_model_config {
     const char *family; /* row of the family table: "llama", "qwen3" */
@@ -119,7 +130,10 @@ struct rk_model_config {
     int32_t sliding_window; /* keys that queries of layers from max_window_layers on attend to; 0: all */
     int64_t max_window_layers;
     struct rk_rope_scaling rope_scaling;
-    int64_t num_labels; /* of a classification head */
+    struct rk_latent_config latent;
+    int64_t num_nextn_predict_layers; /* that files have behind the others, for multi-token prediction: not
+                                         read */
+    int64_t num_labels;               /* of a classification head */
     struct rk_moe_config moe;
     /* [num_layers]: index of each layer's kind in the family's list of kinds. */
     uint8_t layer_kinds[RK_MODEL_MAX_LAYERS];

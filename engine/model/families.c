@@ -8,7 +8,7 @@
 
 static const struct rk_model_family *const families[] = {
     &rk_family_llama,     &rk_family_qwen2,     &rk_family_qwen3,   &rk_family_mistral,
-    &rk_family_qwen2_moe, &rk_family_qwen3_moe, &rk_family_mixtral,
+    &rk_family_qwen2_moe, &rk_family_qwen3_moe, &rk_family_mixtral, &rk_family_deepseek_v3,
 };
 
 static const struct rk_model_family *extra_family;

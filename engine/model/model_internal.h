@@ -38,13 +38,14 @@ struct rk_model_family {
     const struct rk_layer_kind *layer_kinds; /* required */
 };
 
-extern const struct rk_model_family rk_family_llama;     /* family_llama.c */
-extern const struct rk_model_family rk_family_qwen2;     /* family_qwen2.c */
-extern const struct rk_model_family rk_family_qwen3;     /* family_qwen3.c */
-extern const struct rk_model_family rk_family_mistral;   /* family_mistral.c */
-extern const struct rk_model_family rk_family_qwen2_moe; /* family_qwen2_moe.c */
-extern const struct rk_model_family rk_family_qwen3_moe; /* family_qwen3_moe.c */
-extern const struct rk_model_family rk_family_mixtral;   /* family_mixtral.c */
+extern const struct rk_model_family rk_family_llama;       /* family_llama.c */
+extern const struct rk_model_family rk_family_qwen2;       /* family_qwen2.c */
+extern const struct rk_model_family rk_family_qwen3;       /* family_qwen3.c */
+extern const struct rk_model_family rk_family_mistral;     /* family_mistral.c */
+extern const struct rk_model_family rk_family_qwen2_moe;   /* family_qwen2_moe.c */
+extern const struct rk_model_family rk_family_qwen3_moe;   /* family_qwen3_moe.c */
+extern const struct rk_model_family rk_family_mixtral;     /* family_mixtral.c */
+extern const struct rk_model_family rk_family_deepseek_v3; /* family_deepseek_v3.c */
 
 /* The list with one kind of layer: attention and a gated MLP, with Llama's parameter names. */
 extern const struct rk_layer_kind rk_dense_layers[];

@@ -45,7 +45,10 @@ struct rk_status *rk_activation_make(const struct rk_pass *pass, const struct rk
 {
     const struct rk_activation_decl *decl = &block->decl.activations[i];
     struct rk_step_arena *arena = pass->arena;
-    int64_t num_rows = decl->num_rows ? decl->num_rows : pass->num_tokens * RK_MAX(decl->rows_per_token, 1);
+    int64_t per_token = RK_MAX(decl->rows_per_token, 1);
+    int64_t num_rows = decl->num_rows  ? decl->num_rows
+                       : decl->of_rows ? pass->num_rows * per_token
+                                       : pass->num_tokens * per_token;
 
     RK_ASSERT(i >= 0);
     RK_ASSERT(i < block->decl.num_activations);

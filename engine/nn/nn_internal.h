@@ -275,6 +275,7 @@ struct rk_activation_decl {
     bool is_index;          /* I32 */
     int64_t rows_per_token; /* 0: 1 */
     int64_t num_rows;       /* above 0: number of rows, independent of the tokens */
+    bool of_rows;           /* one row per row of the residual stream: fewer with sequence parallelism */
 };
 
 /* Declaration of a block on this rank. Caches, RoPE tables and memory plans are computed from it; no other
@@ -346,6 +347,7 @@ rk_tensor_t rk_block_cache(const struct rk_pass *pass, const struct rk_block *bl
 const struct rk_rope_tables *rk_block_rope(const struct rk_pass *pass, const struct rk_block *block);
 
 extern const struct rk_block_ops rk_block_attention; /* attention.c: grouped-query attention with RoPE */
+extern const struct rk_block_ops rk_block_latent;    /* latent.c: attention over a latent */
 extern const struct rk_block_ops rk_block_swiglu;    /* mlp.c */
 extern const struct rk_block_ops rk_block_moe;       /* moe.c: routed experts and a shared expert */
 

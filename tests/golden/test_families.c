@@ -42,11 +42,15 @@ static const struct golden_case cases[] = {
     {"qwen3_moe, tied f32", "golden/qwen3_moe_tiny_tied", RK_DTYPE_F32, RK_TOL_F32_SUM, RK_TOL_F32_SUM},
     {"mixtral f32", "golden/mixtral_tiny", RK_DTYPE_F32, RK_TOL_F32_SUM, RK_TOL_F32_SUM},
     {"mixtral, tied, window f32", "golden/mixtral_tiny_tied", RK_DTYPE_F32, RK_TOL_F32_SUM, RK_TOL_F32_SUM},
+    {"deepseek_v3 f32", "golden/deepseek_v3_tiny", RK_DTYPE_F32, RK_TOL_F32_SUM, RK_TOL_F32_SUM},
+    {"deepseek_v3, tied f32", "golden/deepseek_v3_tiny_tied", RK_DTYPE_F32, RK_TOL_F32_SUM, RK_TOL_F32_SUM},
+    {"deepseek_v3, dense f32", "golden/deepseek_v3_tiny_dense", RK_DTYPE_F32, RK_TOL_F32_SUM, RK_TOL_F32_SUM},
     {"qwen2 bf16", "golden/qwen2_tiny", RK_DTYPE_BF16, 0, 0},
     {"qwen2, tied, window bf16", "golden/qwen2_tiny_tied", RK_DTYPE_BF16, 0, 0},
     {"qwen3 bf16", "golden/qwen3_tiny", RK_DTYPE_BF16, 0, 0},
     {"qwen3, tied, window bf16", "golden/qwen3_tiny_tied", RK_DTYPE_BF16, 0, 0},
     {"mistral bf16", "golden/mistral_tiny", RK_DTYPE_BF16, 0, 0},
+    {"deepseek_v3, dense bf16", "golden/deepseek_v3_tiny_dense", RK_DTYPE_BF16, 0, 0},
     {"llama f64", "golden/llama_tiny", RK_DTYPE_F64, RK_TOL_F64_SUM, RK_TOL_F32_ELEMENT},
     {"llama, tied, llama3 rope f64", "golden/llama_tiny_tied", RK_DTYPE_F64, RK_TOL_F64_SUM, RK_TOL_F64_SUM},
     {"qwen2 f64", "golden/qwen2_tiny", RK_DTYPE_F64, RK_TOL_F64_SUM, RK_TOL_F32_ELEMENT},
@@ -60,6 +64,10 @@ static const struct golden_case cases[] = {
     {"qwen3_moe, tied f64", "golden/qwen3_moe_tiny_tied", RK_DTYPE_F64, RK_TOL_F64_SUM, RK_TOL_F64_SUM},
     {"mixtral f64", "golden/mixtral_tiny", RK_DTYPE_F64, RK_TOL_F64_SUM, RK_TOL_F32_ELEMENT},
     {"mixtral, tied, window f64", "golden/mixtral_tiny_tied", RK_DTYPE_F64, RK_TOL_F64_SUM, RK_TOL_F64_SUM},
+    {"deepseek_v3 f64", "golden/deepseek_v3_tiny", RK_DTYPE_F64, RK_TOL_F64_SUM, RK_TOL_F32_ELEMENT},
+    {"deepseek_v3, tied f64", "golden/deepseek_v3_tiny_tied", RK_DTYPE_F64, RK_TOL_F64_SUM, RK_TOL_F64_SUM},
+    {"deepseek_v3, dense f64", "golden/deepseek_v3_tiny_dense", RK_DTYPE_F64, RK_TOL_F64_SUM,
+     RK_TOL_F32_ELEMENT},
 };
 
 /* The f64 cases are last: only the CPU supports f64. */
@@ -251,6 +259,19 @@ static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *output
     return NULL;
 }
 
+/* The sums of RK_PARAM_WIDE_PARTS runs, in the place of the first. */
+static void join_parts(double *values, int64_t count)
+{
+    for (int64_t i = 0; i < (RK_PARAM_WIDE_PARTS - 1) * count; i++)
+        values[i % count] += values[count + i];
+}
+
+static void assert_zeros(const double *values, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        assert_true(values[i] == 0);
+}
+
 static void check_params(const struct golden *golden, const char *prefix, rk_param_kind_t kind,
                          double tolerance)
 {
@@ -262,7 +283,12 @@ static void check_params(const struct golden *golden, const char *prefix, rk_par
         char *name = rk_format("%s.%s", prefix, param->name);
 
         assert_ok(rk_model_gather_param(model, i, kind, values));
-        check(golden, name, values, tolerance);
+        if (param->flags & RK_PARAM_WIDE)
+            join_parts(values, rk_param_num_values(param));
+        if (kind == RK_PARAM_GRADIENT && (param->flags & RK_PARAM_FROZEN))
+            assert_zeros(values, rk_param_num_values(param));
+        else
+            check(golden, name, values, tolerance);
         rk_free(name);
         rk_free(values);
     }

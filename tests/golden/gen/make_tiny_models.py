@@ -18,7 +18,8 @@ Layers of experts: transformers holds the matrices of all experts in one tensor;
 under the names that transformers writes, and gradients and steps are given by these names. The router's softmax, fp32 in
 transformers, is computed in fp64, and equal scores are taken by ascending expert, which torch.topk leaves open. Some
 experts have a router of zeros: their scores are exactly equal, so that ties occur, or below all that are taken, so that
-no token comes to them; the script checks that both occur where it says so. In bf16 a token that is close to two experts may go to the
+no token comes to them; the script checks that both occur where it says so. DeepSeek's correction bias is no parameter
+of transformers: the file has it, and no step changes it. In bf16 a token that is close to two experts may go to the
 other one: instead of the largest error these models have nmse_bf16.logits, of the median token: the sum of squared
 differences between the stock model in bf16 and the reference, by the sum of squares of the reference.
 
@@ -39,9 +40,10 @@ import safetensors
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig,
+from transformers import (DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig,
                           MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM,
                           Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.mixtral import modeling_mixtral
@@ -84,10 +86,18 @@ QWEN2_MOE = QWEN2 | {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qw
 MIXTRAL = MISTRAL | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "torch_dtype": "float32",
                      "num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": None,
                      "router_jitter_noise": 0.0}
+DEEPSEEK = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"} | BASE | {
+    "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0, "eos_token_id": 1, "hidden_size": 32,
+    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 7, "rope_theta": 10000.0,
+    "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1,
+    "moe_intermediate_size": 12, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+    "num_nextn_predict_layers": 0, "torch_dtype": "float32",
+}
 # Experts whose router is zero: see above.
 ZERO_ROUTERS = {
     "qwen3_moe_tiny": [4], "qwen3_moe_tiny_tied": [1, 2], "qwen2_moe_tiny": [7, 8], "qwen2_moe_tiny_tied": [0],
-    "mixtral_tiny": [1, 3], "mixtral_tiny_tied": [],
+    "mixtral_tiny": [1, 3], "mixtral_tiny_tied": [], "deepseek_v3_tiny": [], "deepseek_v3_tiny_tied": [2, 5],
 }
 HAS_TIES = {"qwen3_moe_tiny_tied", "mixtral_tiny"}
 HAS_UNUSED = {"qwen3_moe_tiny", "qwen2_moe_tiny"}
@@ -169,6 +179,24 @@ VARIANTS = {
         "num_local_experts": 4, "num_experts_per_tok": 4, "intermediate_size": 12, "num_hidden_layers": 1,
         "sliding_window": 6, "tie_word_embeddings": True,
     },
+    # DeepSeek-V3's form. YaRN with factors that fp32 has exactly: the scale of scores is 1.25^2 / 4.
+    "deepseek_v3_tiny": DEEPSEEK
+    | {
+        "q_lora_rank": 13, "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "tie_word_embeddings": False,
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 4, "beta_slow": 1, "mscale": 0.7,
+                         "mscale_all_dim": 2.5 / math.log(4), "original_max_position_embeddings": 16},
+    },
+    # Moonlight's form, with pairs half of the rotated columns apart and a probability that is not divided.
+    "deepseek_v3_tiny_tied": DEEPSEEK
+    | {
+        "q_lora_rank": None, "rope_interleave": False, "norm_topk_prob": False, "routed_scaling_factor": 0.75,
+        "num_experts_per_tok": 2, "tie_word_embeddings": True,
+    },
+    # No layer has experts.
+    "deepseek_v3_tiny_dense": DEEPSEEK
+    | {
+        "q_lora_rank": None, "first_k_dense_replace": 2, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    },
 }
 
 
@@ -177,7 +205,8 @@ class Family:
 
     def __init__(self, module, config, model, prefix):
         self.module, self.config, self.model = module, config, model
-        self.norm, self.router = getattr(module, prefix + "RMSNorm"), getattr(module, prefix + "TopKRouter", None)
+        self.norm = getattr(module, prefix + "RMSNorm")
+        self.router = getattr(module, prefix + "TopKRouter", None) or getattr(module, prefix + "TopkRouter", None)
         self.stock = (self.norm.forward, module.eager_attention_forward)
         self.stock_router = self.router.forward if self.router else None
 
@@ -194,6 +223,7 @@ FAMILIES = {
     "qwen2_moe": Family(modeling_qwen2_moe, Qwen2MoeConfig, Qwen2MoeForCausalLM, "Qwen2Moe"),
     "qwen3_moe": Family(modeling_qwen3_moe, Qwen3MoeConfig, Qwen3MoeForCausalLM, "Qwen3Moe"),
     "mixtral": Family(modeling_mixtral, MixtralConfig, MixtralForCausalLM, "Mixtral"),
+    "deepseek_v3": Family(modeling_deepseek_v3, DeepseekV3Config, DeepseekV3ForCausalLM, "DeepseekV3"),
 }
 
 
@@ -207,9 +237,10 @@ class Router:
     def forward(self, module, hidden_states):
         hidden_states = hidden_states.reshape(-1, module.hidden_dim)
         logits = torch.nn.functional.linear(hidden_states, module.weight)
-        probs = torch.softmax(logits.to(self.dtype), dim=-1)
-        ordered, order = torch.sort(probs, dim=-1, descending=True, stable=True)
-        top, ids = ordered[:, : module.top_k], order[:, : module.top_k]
+        probs, choice = self.scores(module, logits.to(self.dtype))
+        ordered, order = torch.sort(choice, dim=-1, descending=True, stable=True)
+        ids = order[:, : module.top_k]
+        top = probs.gather(1, ids)
         tied = torch.zeros(len(ids), dtype=torch.bool)
         if module.top_k < probs.shape[1]:
             tied = ordered[:, module.top_k - 1] == ordered[:, module.top_k]
@@ -219,7 +250,17 @@ class Router:
         self.used.setdefault(id(module), set()).update(ids.flatten().tolist())
         if self.normalizes:
             top = top / top.sum(dim=-1, keepdim=True)
-        return logits, top.to(logits.dtype), ids
+        return logits, (top * getattr(module, "routed_scaling_factor", 1)).to(logits.dtype), ids
+
+    def scores(self, module, logits):
+        """What weights experts, and what they are chosen by."""
+        if not hasattr(module, "e_score_correction_bias"):
+            return (torch.softmax(logits, dim=-1),) * 2
+        scores = torch.sigmoid(logits)
+        groups = (scores + module.e_score_correction_bias).unflatten(1, (module.num_group, -1))
+        best = groups.topk(2, dim=-1)[0].sum(dim=-1).topk(module.topk_group, dim=-1)[1]
+        kept = torch.zeros(groups.shape[:2], dtype=torch.bool).scatter(1, best, True)
+        return scores, groups.masked_fill(~kept[..., None], -torch.inf).flatten(1)
 
     def install(self, family):
         family.router.forward = lambda module, hidden_states: self.forward(module, hidden_states)
@@ -245,14 +286,30 @@ def put(tensors, prefix, config, name, value):
         tensors[prefix + file_name] = part.clone()
 
 
+def yarn_frequency(scaling, k, head_dim, theta, power):
+    def column(rotations):
+        return head_dim * math.log(scaling["original_max_position_embeddings"] / (rotations * 2 * math.pi)) / (
+            2 * math.log(theta))
+
+    low, high = max(math.floor(column(scaling["beta_fast"])), 0), math.ceil(column(scaling["beta_slow"]))
+    high = min(high, head_dim - 1)
+    assert low < high
+    one = np.float32(1)
+    fast = one - np.clip((np.float32(k) - np.float32(low)) / np.float32(high - low), 0, 1).astype(np.float32)
+    return one / (np.float32(scaling["factor"]) * power) * (one - fast) + one / power * fast
+
+
 def inverse_frequencies(config, head_dim):
     scaling = config.get("rope_scaling")
     theta = np.float32(config.get("rope_theta", 10000.0))
     out = []
     for k in range(head_dim // 2):
         exponent = np.float32(2 * k) / np.float32(head_dim)
-        inv = float(np.float32(1.0) / np.float32(math.pow(float(theta), float(exponent))))
-        if scaling:
+        power = np.float32(math.pow(float(theta), float(exponent)))
+        inv = float(np.float32(1.0) / power)
+        if scaling and scaling["type"] == "yarn":
+            inv = yarn_frequency(scaling, k, head_dim, float(theta), power)
+        elif scaling:
             low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
             original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
             wavelength = 2 * math.pi / inv
@@ -266,14 +323,14 @@ def inverse_frequencies(config, head_dim):
 
 
 class ExactRotary(torch.nn.Module):
-    def __init__(self, inv_freq):
+    def __init__(self, inv_freq, factor):
         super().__init__()
-        self.inv_freq_np = inv_freq
+        self.inv_freq_np, self.factor = inv_freq, factor
 
     def forward(self, x, position_ids=None, **_):
         positions = position_ids[0].numpy().astype(np.float32)
         angles = (positions[:, None] * self.inv_freq_np[None, :]).astype(np.float64)
-        tables = [np.concatenate([f(angles)] * 2, axis=1).astype(np.float32) for f in (np.cos, np.sin)]
+        tables = [np.concatenate([f(angles) * self.factor] * 2, axis=1).astype(np.float32) for f in (np.cos, np.sin)]
         return tuple(torch.from_numpy(t).to(x.dtype)[None] for t in tables)
 
 
@@ -309,7 +366,13 @@ def make_model(name, config, seed):
             p.copy_(torch.from_numpy(values.astype(np.float32)))
             if is_bf16(config):
                 p.copy_(p.bfloat16().float())
+        for name, bias in correction_biases(model):
+            bias.copy_(torch.from_numpy((0.05 * rng.standard_normal(tuple(bias.shape))).astype(np.float32)))
     return model
+
+
+def correction_biases(model):
+    return [(n, b) for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")]
 
 
 def is_bf16(config):
@@ -363,6 +426,8 @@ def train(model, config, batch, tensors):
             # fp32 is sufficient for the larger model: the smaller one tests the same code to 1e-10.
             kept = torch.float64 if model.config.tie_word_embeddings else torch.float32
             put(tensors, f"step{step}.", config, name, p.detach().to(kept))
+        for name, bias in correction_biases(model):
+            tensors[f"step{step}.{name}"] = bias.clone()
     tensors["grad_norms"] = torch.cat(norms)
 
 
@@ -414,7 +479,7 @@ def install_router(name, config, dtype):
 def check_router(name, config, router):
     if not router:
         return
-    num_experts = config.get("num_experts") or config["num_local_experts"]
+    num_experts = config.get("num_experts") or config.get("num_local_experts") or config["n_routed_experts"]
     unused = sum(num_experts - len(used) for used in router.used.values())
     assert bool(router.ties) == (name in HAS_TIES), f"{router.ties} ties"
     assert unused or name not in HAS_UNUSED, "all experts are used"
@@ -432,11 +497,12 @@ def make(out, name, config):
     weights = {}
     for n, p in model.named_parameters():
         put(weights, "", config, n, p.detach().to(dtype).contiguous())
+    weights |= {n: b.clone() for n, b in correction_biases(model)}
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     check_names(model, weights)
 
     model = model.double()
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config.get("qk_rope_head_dim") or config["hidden_size"] // config["num_attention_heads"]
     batch = make_batch(np.random.default_rng(SEED + 1), config["vocab_size"])
     install_router(name, config, torch.float32)
     with torch.no_grad():
@@ -444,7 +510,7 @@ def make(out, name, config):
         inv_freq = inverse_frequencies(config, head_dim)
         stock_freq = model.model.rotary_emb.inv_freq.double().numpy()
         assert np.max(np.abs(inv_freq / stock_freq - 1)) < 1e-6, "rotary frequencies"
-        model.model.rotary_emb = ExactRotary(inv_freq)
+        model.model.rotary_emb = ExactRotary(inv_freq, model.model.rotary_emb.attention_scaling)
         family.patch(norm_f64, attention_f64)
         router = install_router(name, config, torch.float64)
         logits, log_probs, entropy, _ = forward(model, batch)

@@ -353,6 +353,73 @@ static void test_parse_of_unknown_type_lists_the_known(void **state)
     assert_fails(parse_text(&config, "{\"model_type\": 3}"), RK_INVALID_ARGUMENT, "config.json: model_type");
 }
 
+#define DEEPSEEK(more) "{\"model_type\": \"deepseek_v3\"" more "}"
+
+/* Goal: the defaults are DeepSeek-V3, null is Moonlight's way to say that queries have no latent. */
+static void test_parse_of_deepseek_v3_reads_latents_and_layers(void **state)
+{
+    struct rk_model_config config;
+
+    (void)state;
+    assert_ok(parse_text(&config, DEEPSEEK("")));
+    assert_int_equal(config.num_heads, 128);
+    assert_int_equal(config.num_kv_heads, 128);
+    assert_int_equal(config.latent.q_lora_rank, 1536);
+    assert_int_equal(config.latent.kv_lora_rank + config.latent.qk_rope_head_dim, 576);
+    assert_int_equal(config.latent.qk_nope_head_dim, 128);
+    assert_int_equal(config.latent.v_head_dim, 128);
+    assert_true(config.latent.rope_interleave);
+    assert_int_equal(config.moe.num_experts, 256);
+    assert_int_equal(config.moe.shared_intermediate_size, 2048);
+    assert_true(config.moe.is_sigmoid);
+    assert_int_equal(config.layer_kinds[2], 0);
+    assert_int_equal(config.layer_kinds[3], 1);
+    assert_ok(parse_text(&config,
+                         DEEPSEEK(", \"num_attention_heads\": 16, \"q_lora_rank\": null, \"head_dim\": 192,"
+                                  " \"rope_interleave\": false, \"num_hidden_layers\": 27,"
+                                  " \"first_k_dense_replace\": 1, \"n_shared_experts\": 2, \"n_group\": 1,"
+                                  " \"topk_group\": 1, \"n_routed_experts\": 64, \"num_experts_per_tok\": 6,"
+                                  " \"moe_intermediate_size\": 1408, \"routed_scaling_factor\": 2.446")));
+    assert_int_equal(config.latent.q_lora_rank, 0);
+    assert_false(config.latent.rope_interleave);
+    assert_int_equal(config.num_kv_heads, 16);
+    assert_int_equal(config.head_dim, 64);
+    assert_int_equal(config.moe.shared_intermediate_size, 2816);
+    assert_int_equal(config.layer_kinds[0], 0);
+    assert_int_equal(config.layer_kinds[1], 1);
+    assert_true(config.moe.routed_scaling_factor == 2.446);
+}
+
+static void test_parse_of_bad_deepseek_v3_names_the_key(void **state)
+{
+    static const struct {
+        const char *text;
+        rk_code_t code;
+        const char *message;
+    } cases[] = {
+        {DEEPSEEK(", \"kv_lora_rank\": 0"), RK_INVALID_ARGUMENT, "kv_lora_rank"},
+        {DEEPSEEK(", \"q_lora_rank\": \"1536\""), RK_INVALID_ARGUMENT, "q_lora_rank"},
+        {DEEPSEEK(", \"qk_rope_head_dim\": 63"), RK_INVALID_ARGUMENT, "qk_rope_head_dim"},
+        {DEEPSEEK(", \"v_head_dim\": -1"), RK_INVALID_ARGUMENT, "v_head_dim"},
+        {DEEPSEEK(", \"num_key_value_heads\": 8"), RK_INVALID_ARGUMENT, "num_key_value_heads=8"},
+        {DEEPSEEK(", \"attention_bias\": true"), RK_UNIMPLEMENTED, "attention_bias=true"},
+        {DEEPSEEK(", \"scoring_func\": \"softmax\""), RK_UNIMPLEMENTED, "scoring_func"},
+        {DEEPSEEK(", \"topk_method\": \"greedy\""), RK_UNIMPLEMENTED, "topk_method"},
+        {DEEPSEEK(", \"moe_layer_freq\": 2"), RK_UNIMPLEMENTED, "moe_layer_freq=2"},
+        {DEEPSEEK(", \"first_k_dense_replace\": -1"), RK_INVALID_ARGUMENT, "first_k_dense_replace"},
+        {DEEPSEEK(", \"n_group\": 7"), RK_INVALID_ARGUMENT, "n_group=7"},
+        {DEEPSEEK(", \"topk_group\": 9"), RK_INVALID_ARGUMENT, "topk_group=9"},
+        {DEEPSEEK(", \"n_group\": 64, \"topk_group\": 1"), RK_INVALID_ARGUMENT, "num_experts_per_tok=8"},
+        {DEEPSEEK(", \"n_shared_experts\": -1"), RK_INVALID_ARGUMENT, "n_shared_experts"},
+        {DEEPSEEK(", \"routed_scaling_factor\": 0"), RK_INVALID_ARGUMENT, "routed_scaling_factor"},
+    };
+    struct rk_model_config config;
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++)
+        assert_fails(parse_text(&config, cases[i].text), cases[i].code, cases[i].message);
+}
+
 struct frequency {
     int64_t k;
     double inv_freq;
@@ -475,6 +542,8 @@ int main(void)
         cmocka_unit_test(test_parse_of_mistral_reads_window),
         cmocka_unit_test(test_parse_of_qwen2_with_other_kinds_of_layers_is_unimplemented),
         cmocka_unit_test(test_parse_of_unknown_type_lists_the_known),
+        cmocka_unit_test(test_parse_of_deepseek_v3_reads_latents_and_layers),
+        cmocka_unit_test(test_parse_of_bad_deepseek_v3_names_the_key),
         cmocka_unit_test(test_rope_inv_freq_of_llama3_matches_published_values),
         cmocka_unit_test(test_rope_inv_freq_of_yarn_matches_published_values),
         cmocka_unit_test(test_rope_table_holds_cosines_of_fp32_angles),

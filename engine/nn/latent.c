@@ -1,0 +1,603 @@
+/* Causal self-attention over a latent (DeepSeek-V2, arXiv:2405.04434, section 2.1):
+ *
+ *   c = Wkv_a x -> [kv_rank + rope];   l = [norm(c[:kv_rank]), rope(c[kv_rank:])]
+ *   [k_nope; v] of every head = Wkv_b l[:kv_rank];   k = [k_nope, l[kv_rank:]]
+ *   q = Wq x, or Wq_b norm(Wq_a x); the last columns of every head are rotated
+ *   out = Wo attend(q, k, v), scores times mscale^2 / sqrt(nope + rope)
+ *
+ * What is remembered of a token is l. A tp rank has num_heads / tp heads of q, kv_b and o. The projections
+ * down are whole on every rank and made of its rows of the residual stream; the products up sum the gradients
+ * of the latents over tp like column-parallel ones, and so does l where all tokens are gathered: with
+ * sequence parallelism it is l that is gathered, not the hidden state. Under context parallelism the latents
+ * of all ranks are gathered, and keys and values made from them on each.
+ *
+ * For the backward pass the products down are kept, and queries where they are made from the hidden state;
+ * norms, rotations and what is made from latents (queries, keys, values) are made again. Norms have their own
+ * eps, 1e-6, as in transformers. latent_paged.c has the attention over a cache. */
+#include "engine/nn/latent_internal.h"
+
+#include <math.h>
+
+#include "base/rk_assert.h"
+
+#define NORM_EPS 1e-6F
+
+/* Enough for products that fill a GPU, and little beside a cache. */
+#define EXPANDED_BYTES ((int64_t)256 << 20)
+
+struct saved {
+    rk_tensor_t down; /* [rows, q_rank + width]: before norms and rotation */
+    rk_tensor_t q_rstd, kv_rstd;
+    rk_tensor_t q;   /* [T, heads * head_dim], rotated; none: made again */
+    rk_tensor_t out; /* [T, heads, v_head_dim] */
+    rk_tensor_t lse; /* [heads, T] */
+};
+
+/* Of the declaration. Some are made once in each direction. */
+enum {
+    DOWN,
+    Q_RSTD,
+    KV_RSTD,
+    Q,
+    OUT,
+    LSE,
+    Q_LATENT,
+    LATENT,
+    Q_UP, /* forward */
+    Q_LATENT_AGAIN,
+    LATENT_AGAIN,
+    Q_UP_AGAIN, /* backward */
+    DOUT,
+    DQ,
+    DQ_LATENT,
+    DLATENT,
+    DDOWN,
+    DX,
+    NUM_ACTIVATIONS
+};
+_Static_assert(NUM_ACTIVATIONS <= RK_BLOCK_MAX_ACTIVATIONS, "a declaration holds them");
+
+/* --- declaration --- */
+
+static struct rk_activation_decl tokens(const char *name, rk_activation_life_t life, int64_t columns)
+{
+    return (struct rk_activation_decl){.name = name, .life = life, .columns = columns};
+}
+
+static struct rk_activation_decl rows(const char *name, rk_activation_life_t life, int64_t columns)
+{
+    return (struct rk_activation_decl){.name = name, .life = life, .of_rows = true, .columns = columns};
+}
+
+static struct rk_activation_decl statistic(const char *name, bool of_rows, int64_t columns)
+{
+    return (struct rk_activation_decl){
+        .name = name, .life = RK_ACTIVATION_KEPT, .is_stat = true, .of_rows = of_rows, .columns = columns};
+}
+
+static void declare_shapes(struct rk_block *block, const struct rk_model_config *config)
+{
+    const struct rk_latent *latent = block->own;
+    int64_t heads = latent->num_heads, width = rk_latent_width(latent), q_rank = latent->q_rank;
+    int64_t q_columns = heads * rk_latent_head_dim(latent), out_columns = heads * latent->v_head_dim;
+    struct rk_block_decl *decl = &block->decl;
+    struct rk_activation_decl *list = decl->activations;
+
+    decl->rope = rk_rope_of_config(config);
+    decl->rope.width = latent->rope;
+    decl->rope.is_interleaved = latent->is_interleaved;
+    decl->num_caches = 1;
+    decl->caches[0] = (struct rk_cache_decl){"latent", 1, width};
+    decl->num_activations = NUM_ACTIVATIONS;
+    list[DOWN] = rows("down", RK_ACTIVATION_SAVED, q_rank + width);
+    list[Q_RSTD] = statistic("q_rstd", true, q_rank ? 1 : 0);
+    list[KV_RSTD] = statistic("kv_rstd", true, 1);
+    list[Q] = tokens("q", RK_ACTIVATION_SAVED, q_rank ? 0 : q_columns);
+    list[OUT] = tokens("out", RK_ACTIVATION_SAVED, out_columns);
+    list[LSE] = statistic("lse", false, heads);
+    list[Q_LATENT] = rows("q_latent", RK_ACTIVATION_FORWARD, q_rank);
+    list[LATENT] = rows("latent", RK_ACTIVATION_FORWARD, width);
+    list[Q_UP] = tokens("q_up", RK_ACTIVATION_FORWARD, q_rank ? q_columns : 0);
+    list[Q_LATENT_AGAIN] = rows("q_latent_again", RK_ACTIVATION_BACKWARD, q_rank);
+    list[LATENT_AGAIN] = rows("latent_again", RK_ACTIVATION_BACKWARD, width);
+    list[Q_UP_AGAIN] = tokens("q_up_again", RK_ACTIVATION_BACKWARD, q_rank ? q_columns : 0);
+    list[DOUT] = tokens("dout", RK_ACTIVATION_BACKWARD, out_columns);
+    list[DQ] = tokens("dq", RK_ACTIVATION_BACKWARD, q_columns);
+    list[DQ_LATENT] = rows("dq_latent", RK_ACTIVATION_BACKWARD, q_rank);
+    list[DLATENT] = rows("dlatent", RK_ACTIVATION_BACKWARD, width);
+    list[DDOWN] = rows("ddown", RK_ACTIVATION_BACKWARD, q_rank + width);
+    list[DX] = rows("dx", RK_ACTIVATION_BACKWARD, q_rank ? 0 : config->hidden_size);
+}
+
+static int64_t add(struct rk_param_table *params, const struct rk_block_site *site,
+                   const struct rk_param_spec *spec, const char *name)
+{
+    return rk_params_add(params, spec, "model.layers.%lld.%s.%s.weight", (long long)site->layer, site->module,
+                         name);
+}
+
+/* What every rank has whole, of its rows of the residual stream. */
+static struct rk_weight add_whole(struct rk_param_table *params, const struct rk_block_site *site,
+                                  const char *name, int64_t num_rows, int64_t cols, uint32_t flags)
+{
+    struct rk_param_spec spec = {
+        .rows = num_rows, .cols = cols, .split_dim = -1, .flags = flags, .sees_rows = true};
+
+    return (struct rk_weight){.param = add(params, site, &spec, name), .rows = num_rows, .cols = cols};
+}
+
+/* Rows of all heads, of which this rank has its own. */
+static struct rk_weight add_up(struct rk_param_table *params, const struct rk_block_site *site,
+                               const char *name, int64_t head_columns, int64_t cols)
+{
+    struct rk_param_spec spec = {.rows = site->config->num_heads * head_columns, .cols = cols};
+
+    return (struct rk_weight){
+        .param = add(params, site, &spec, name), .rows = spec.rows / rk_params_tp_size(params), .cols = cols};
+}
+
+static void declare_weights(struct rk_latent *latent, struct rk_param_table *params,
+                            const struct rk_block_site *site)
+{
+    int64_t hidden = site->config->hidden_size, head_dim = rk_latent_head_dim(latent);
+    int64_t width = rk_latent_width(latent), q_rank = latent->q_rank;
+    struct rk_param_spec o = {
+        .rows = hidden, .cols = site->config->num_heads * latent->v_head_dim, .split_dim = 1};
+    struct rk_weight kv_a;
+
+    if (q_rank > 0)
+        latent->down = add_whole(params, site, "q_a_proj", q_rank, hidden, 0);
+    kv_a = add_whole(params, site, "kv_a_proj_with_mqa", width, hidden, q_rank > 0 ? RK_PARAM_FUSED : 0);
+    if (q_rank == 0)
+        latent->down = kv_a;
+    latent->down.rows = q_rank + width;
+    if (q_rank > 0)
+        latent->q_norm = add_whole(params, site, "q_a_layernorm", q_rank, 0, 0);
+    latent->kv_norm = add_whole(params, site, "kv_a_layernorm", latent->kv_rank, 0, 0);
+    latent->q = q_rank > 0 ? add_up(params, site, "q_b_proj", head_dim, q_rank)
+                           : add_up(params, site, "q_proj", head_dim, hidden);
+    latent->kv = add_up(params, site, "kv_b_proj", rk_latent_kv_dim(latent), latent->kv_rank);
+    latent->o = (struct rk_weight){.param = add(params, site, &o, "o_proj"),
+                                   .rows = hidden,
+                                   .cols = latent->num_heads * latent->v_head_dim};
+}
+
+static struct rk_status *latent_declare(struct rk_block *block, struct rk_param_table *params,
+                                        const struct rk_block_site *site)
+{
+    const struct rk_model_config *config = site->config;
+    const struct rk_latent_config *shape = &config->latent;
+    struct rk_latent *latent = block->own;
+    double factor = config->rope_scaling.type == RK_ROPE_YARN ? config->rope_scaling.softmax_factor : 1.0;
+
+    RK_ASSERT(shape->kv_lora_rank > 0);
+    RK_TRY(rk_params_check_divides(params, "num_attention_heads", config->num_heads));
+    latent->num_heads = config->num_heads / rk_params_tp_size(params);
+    latent->q_rank = shape->q_lora_rank;
+    latent->kv_rank = shape->kv_lora_rank;
+    latent->nope = shape->qk_nope_head_dim;
+    latent->rope = shape->qk_rope_head_dim;
+    latent->v_head_dim = shape->v_head_dim;
+    latent->is_interleaved = shape->rope_interleave;
+    latent->scale = (float)(factor / sqrt((double)rk_latent_head_dim(latent)));
+    latent->expanded_bytes = EXPANDED_BYTES;
+    declare_weights(latent, params, site);
+    declare_shapes(block, config);
+    return NULL;
+}
+
+/* --- what both directions make --- */
+
+/* The parts of the product down. */
+static rk_tensor_t q_part(const struct rk_latent *latent, rk_tensor_t down)
+{
+    return rk_tensor_cols(down, 0, latent->q_rank);
+}
+
+static rk_tensor_t kv_part(const struct rk_latent *latent, rk_tensor_t down)
+{
+    return rk_tensor_cols(down, latent->q_rank, latent->kv_rank);
+}
+
+static rk_tensor_t rope_part(const struct rk_latent *latent, rk_tensor_t down)
+{
+    return rk_tensor_cols(down, latent->q_rank + latent->kv_rank, latent->rope);
+}
+
+/* The same of latents [n, width]. */
+static rk_tensor_t own_columns(const struct rk_latent *latent, rk_tensor_t latents)
+{
+    return rk_tensor_cols(latents, 0, latent->kv_rank);
+}
+
+static rk_tensor_t rope_columns(const struct rk_latent *latent, rk_tensor_t latents)
+{
+    return rk_tensor_cols(latents, latent->kv_rank, latent->rope);
+}
+
+static rk_tensor_t heads_of(const struct rk_latent *latent, rk_tensor_t x)
+{
+    return rk_tensor_split_cols(x, latent->num_heads, x.shape[1] / latent->num_heads);
+}
+
+static struct rk_status *normalise(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
+                                   rk_tensor_t y, rk_tensor_t rstd)
+{
+    return rk_rmsnorm_fwd(pass->stream, &(struct rk_rmsnorm_fwd_args){.y = y,
+                                                                      .rstd = rstd,
+                                                                      .x = x,
+                                                                      .weight = rk_weight_value(pass, weight),
+                                                                      .weight_is_settled = true,
+                                                                      .eps = NORM_EPS});
+}
+
+static struct rk_status *normalise_bwd(const struct rk_pass *pass, const struct rk_weight *weight,
+                                       rk_tensor_t dy, rk_tensor_t x, rk_tensor_t rstd, rk_tensor_t dx)
+{
+    return rk_rmsnorm_bwd(pass->stream, &(struct rk_rmsnorm_bwd_args){.dx = dx,
+                                                                      .dweight = rk_weight_grad(pass, weight),
+                                                                      .dy = dy,
+                                                                      .x = x,
+                                                                      .weight = rk_weight_value(pass, weight),
+                                                                      .rstd = rstd});
+}
+
+/* The last columns of every head of x [T, heads, columns], from `begin` on. */
+static struct rk_status *rotate(const struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
+                                int64_t begin, bool inverse)
+{
+    const struct rk_latent *latent = block->own;
+    const struct rk_rope_tables *rope = rk_block_rope(pass, block);
+
+    return rk_rope(pass->stream, &(struct rk_rope_args){.x = x,
+                                                        .cos = rope->cos,
+                                                        .sin = rope->sin,
+                                                        .positions = pass->positions,
+                                                        .inverse = inverse,
+                                                        .is_interleaved = latent->is_interleaved,
+                                                        .begin = begin});
+}
+
+static struct rk_status *rotate_queries(const struct rk_pass *pass, const struct rk_block *block,
+                                        rk_tensor_t q, bool inverse)
+{
+    const struct rk_latent *latent = block->own;
+
+    return rotate(pass, block, heads_of(latent, q), latent->nope, inverse);
+}
+
+static struct rk_status *rotate_latents(const struct rk_pass *pass, const struct rk_block *block,
+                                        rk_tensor_t latents, bool inverse)
+{
+    const struct rk_latent *latent = block->own;
+
+    return rotate(pass, block, rk_tensor_split_cols(latents, 1, latents.shape[1]), latent->kv_rank, inverse);
+}
+
+/* Queries of all tokens, rotated, into q; from x, or from the latent, which *q_latent gets. */
+static struct rk_status *make_queries(const struct rk_pass *pass, const struct rk_block *block,
+                                      const struct saved *saved, rk_tensor_t x, rk_tensor_t q_latent,
+                                      rk_tensor_t q)
+{
+    const struct rk_latent *latent = block->own;
+
+    if (latent->q_rank > 0)
+        RK_TRY(normalise(pass, &latent->q_norm, q_part(latent, saved->down), q_latent, saved->q_rstd));
+    RK_TRY(rk_linear_column_fwd(pass, &latent->q, latent->q_rank > 0 ? q_latent : x, q));
+    return rotate_queries(pass, block, q, false);
+}
+
+/* *latents [T, width] of all tokens of the pass, from the product down; `own`: memory for those of this
+ * rank's rows. */
+static struct rk_status *make_latents(const struct rk_pass *pass, const struct rk_block *block,
+                                      const struct saved *saved, rk_tensor_t own, rk_tensor_t *latents)
+{
+    const struct rk_latent *latent = block->own;
+
+    RK_TRY(normalise(pass, &latent->kv_norm, kv_part(latent, saved->down), own_columns(latent, own),
+                     saved->kv_rstd));
+    RK_TRY(rk_copy_2d(pass->stream, &(struct rk_copy_2d_args){.out = rope_columns(latent, own),
+                                                              .x = rope_part(latent, saved->down)}));
+    RK_TRY(rk_sp_gather(pass, own, latents));
+    return rotate_latents(pass, block, *latents, false);
+}
+
+/* The latents of all cp ranks take the place of this rank's; they lie in the arena. */
+static struct rk_status *gather_latents(const struct rk_pass *pass, rk_tensor_t *latents)
+{
+    rk_tensor_t mine = *latents;
+
+    if (!pass->context)
+        return NULL;
+    RK_TRY(rk_step_2d(pass->arena, latents, pass->dtype, pass->context->num_keys, mine.shape[1]));
+    return rk_context_gather(pass, &mine, 1, *latents);
+}
+
+struct rk_status *rk_latent_expand(const struct rk_pass *pass, const struct rk_latent *latent,
+                                   rk_tensor_t latents, int64_t first, int64_t num_heads, rk_tensor_t *kv)
+{
+    int64_t kv_dim = rk_latent_kv_dim(latent);
+
+    RK_TRY(rk_step_2d(pass->arena, kv, pass->dtype, latents.shape[0], num_heads * kv_dim));
+    return rk_gemm(pass->stream,
+                   &(struct rk_gemm_args){.c = *kv,
+                                          .a = own_columns(latent, latents),
+                                          .b = rk_tensor_rows(rk_weight_value(pass, &latent->kv),
+                                                              first * kv_dim, num_heads * kv_dim),
+                                          .trans_b = true,
+                                          .strict = pass->is_strict,
+                                          .b_is_settled = true,
+                                          .alpha = 1});
+}
+
+/* Memory for keys and values of `count` tokens, or their gradients, side by side in *both. */
+static struct rk_status *alloc_keys(const struct rk_pass *pass, const struct rk_latent *latent, int64_t count,
+                                    rk_tensor_t *both, rk_tensor_t *k, rk_tensor_t *v)
+{
+    int64_t k_columns = latent->num_heads * rk_latent_head_dim(latent);
+    int64_t v_columns = latent->num_heads * latent->v_head_dim;
+
+    RK_TRY(rk_step_2d(pass->arena, both, pass->dtype, count, k_columns + v_columns));
+    *k = heads_of(latent, rk_tensor_cols(*both, 0, k_columns));
+    *v = heads_of(latent, rk_tensor_cols(*both, k_columns, v_columns));
+    return NULL;
+}
+
+/* Keys and values of the latents, in the arena. */
+static struct rk_status *make_keys(const struct rk_pass *pass, const struct rk_latent *latent,
+                                   rk_tensor_t latents, rk_tensor_t *k, rk_tensor_t *v)
+{
+    rk_tensor_t both, kv;
+    struct rk_step_mark mark;
+
+    RK_TRY(alloc_keys(pass, latent, latents.shape[0], &both, k, v));
+    mark = rk_step_arena_mark(pass->arena);
+    RK_TRY(rk_latent_expand(pass, latent, latents, 0, latent->num_heads, &kv));
+    RK_TRY(rk_latent_kv(pass->stream, &(struct rk_latent_kv_args){.k = *k,
+                                                                  .v = *v,
+                                                                  .kv = heads_of(latent, kv),
+                                                                  .rope = rope_columns(latent, latents)}));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
+}
+
+static struct rk_attn_varlen_args varlen_args(const struct rk_pass *pass, const struct rk_latent *latent,
+                                              const struct saved *saved, rk_tensor_t q)
+{
+    struct rk_attn_varlen_args args = {
+        .out = saved->out,
+        .lse = saved->lse,
+        .q = heads_of(latent, q),
+        .cu_seqlens = pass->cu_seqlens,
+        .max_seqlen = pass->max_seqlen,
+        .scale = latent->scale,
+    };
+
+    if (pass->context) {
+        args.k_begin = pass->context->k_begin;
+        args.k_lens = pass->context->k_lens[RK_ZIGZAG_BOTH];
+    }
+    return args;
+}
+
+/* --- forward --- */
+
+static struct rk_status *make_saved(const struct rk_pass *pass, const struct rk_block *block,
+                                    struct saved *saved)
+{
+    const struct rk_latent *latent = block->own;
+    rk_tensor_t attended;
+
+    *saved = (struct saved){0};
+    RK_TRY(rk_activation_make(pass, block, DOWN, &saved->down));
+    RK_TRY(rk_activation_make(pass, block, OUT, &attended));
+    saved->out = heads_of(latent, attended);
+    if (latent->q_rank == 0)
+        RK_TRY(rk_activation_make(pass, block, Q, &saved->q));
+    if (!pass->keeps_activations)
+        return NULL;
+    RK_TRY(rk_activation_make(pass, block, LSE, &saved->lse));
+    saved->lse = rk_tensor_2d(saved->lse.data, pass->stat_dtype, latent->num_heads, pass->num_tokens);
+    RK_TRY(rk_activation_make(pass, block, KV_RSTD, &saved->kv_rstd));
+    saved->kv_rstd = rk_tensor_1d(saved->kv_rstd.data, pass->stat_dtype, pass->num_rows);
+    if (latent->q_rank == 0)
+        return NULL;
+    RK_TRY(rk_activation_make(pass, block, Q_RSTD, &saved->q_rstd));
+    saved->q_rstd = rk_tensor_1d(saved->q_rstd.data, pass->stat_dtype, pass->num_rows);
+    return NULL;
+}
+
+static struct rk_status *attend(const struct rk_pass *pass, const struct rk_block *block,
+                                const struct saved *saved, rk_tensor_t q, rk_tensor_t latents)
+{
+    const struct rk_latent *latent = block->own;
+    struct rk_attn_varlen_args args = varlen_args(pass, latent, saved, q);
+
+    if (pass->paged)
+        return rk_latent_attend_paged(pass, block, args.q, latents, saved->out);
+    RK_TRY(gather_latents(pass, &latents));
+    RK_TRY(make_keys(pass, latent, latents, &args.k, &args.v));
+    return rk_attn_varlen_fwd(pass->stream, &args);
+}
+
+static struct rk_status *latent_forward(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
+                                        rk_tensor_t out, void *block_saved)
+{
+    const struct rk_latent *latent = block->own;
+    struct saved *saved = block_saved;
+    rk_tensor_t q_latent = {0}, own, latents, q;
+    struct rk_step_mark mark;
+
+    RK_TRY(make_saved(pass, block, saved));
+    mark = rk_step_arena_mark(pass->arena);
+    q = saved->q;
+    if (latent->q_rank > 0) {
+        RK_TRY(rk_activation_make(pass, block, Q_LATENT, &q_latent));
+        RK_TRY(rk_activation_make(pass, block, Q_UP, &q));
+    }
+    RK_TRY(rk_activation_make(pass, block, LATENT, &own));
+    RK_TRY(rk_linear_fwd(pass, &latent->down, x, saved->down));
+    RK_TRY(make_queries(pass, block, saved, x, q_latent, q));
+    RK_TRY(make_latents(pass, block, saved, own, &latents));
+    RK_TRY(attend(pass, block, saved, q, latents));
+    rk_step_arena_release(pass->arena, mark);
+    return out.data ? rk_linear_row_fwd(pass, &latent->o, rk_tensor_merge_cols(saved->out), out) : NULL;
+}
+
+/* --- backward --- */
+
+/* Of a call over the keys of all cp ranks: the two chunks of a sequence that a rank has share keys, so each
+ * has a call of its own; the sum of what they leave. `both`: args->dk and args->dv side by side. */
+static struct rk_status *context_bwd(const struct rk_pass *pass, const struct rk_latent *latent,
+                                     struct rk_attn_varlen_bwd_args *args, rk_tensor_t both)
+{
+    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+    rk_tensor_t first_k = args->dk, first_v = args->dv, other;
+
+    args->fwd.k_lens = pass->context->k_lens[1];
+    RK_TRY(rk_attn_varlen_bwd(pass->stream, args));
+    RK_TRY(alloc_keys(pass, latent, both.shape[0], &other, &args->dk, &args->dv));
+    args->fwd.k_lens = pass->context->k_lens[2];
+    RK_TRY(rk_attn_varlen_bwd(pass->stream, args));
+    RK_TRY(rk_axpby(pass->stream, &(struct rk_axpby_args){.y = both, .x = other, .alpha = 1, .beta = 1}));
+    args->dk = first_k;
+    args->dv = first_v;
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
+}
+
+/* From the gradients by keys and values to dlatents [n, width], as `latents`: this rank's summands. */
+static struct rk_status *keys_bwd(const struct rk_pass *pass, const struct rk_latent *latent,
+                                  rk_tensor_t latents, rk_tensor_t dk, rk_tensor_t dv, rk_tensor_t dlatents)
+{
+    int64_t columns = latent->num_heads * rk_latent_kv_dim(latent);
+    rk_tensor_t dkv;
+
+    RK_TRY(rk_step_2d(pass->arena, &dkv, pass->dtype, latents.shape[0], columns));
+    RK_TRY(rk_latent_kv_bwd(pass->stream, &(struct rk_latent_kv_bwd_args){
+                                              .dkv = heads_of(latent, dkv),
+                                              .drope = rope_columns(latent, dlatents),
+                                              .dk = dk,
+                                              .dv = dv,
+                                          }));
+    RK_TRY(rk_linear_bwd_weight(pass, &latent->kv, own_columns(latent, latents), dkv));
+    return rk_linear_bwd_input(pass, &latent->kv, dkv, own_columns(latent, dlatents));
+}
+
+/* What the backward pass makes: again, and gradients. */
+struct again {
+    rk_tensor_t q_latent, q, latents;
+    rk_tensor_t dattended, dq; /* of all tokens */
+    rk_tensor_t dlatents;      /* of all tokens, before the sum over tp */
+    rk_tensor_t ddown;
+};
+
+/* Attention and what is in front of it: dq and dlatents. */
+static struct rk_status *attend_bwd(const struct rk_pass *pass, const struct rk_latent *latent,
+                                    const struct saved *saved, const struct again *again)
+{
+    rk_tensor_t both, latents = again->latents, dlatents = again->dlatents;
+    struct rk_attn_varlen_bwd_args args = {
+        .fwd = varlen_args(pass, latent, saved, again->q),
+        .dq = heads_of(latent, again->dq),
+        .dout = heads_of(latent, again->dattended),
+    };
+
+    RK_TRY(gather_latents(pass, &latents));
+    RK_TRY(make_keys(pass, latent, latents, &args.fwd.k, &args.fwd.v));
+    RK_TRY(alloc_keys(pass, latent, latents.shape[0], &both, &args.dk, &args.dv));
+    if (!pass->context) {
+        RK_TRY(rk_attn_varlen_bwd(pass->stream, &args));
+        return keys_bwd(pass, latent, latents, args.dk, args.dv, dlatents);
+    }
+    RK_TRY(context_bwd(pass, latent, &args, both));
+    RK_TRY(rk_step_2d(pass->arena, &dlatents, pass->dtype, latents.shape[0], latents.shape[1]));
+    RK_TRY(keys_bwd(pass, latent, latents, args.dk, args.dv, dlatents));
+    return rk_context_reduce(pass, dlatents, &again->dlatents, 1);
+}
+
+/* From dlatents of this rank's rows, summed, to their part of ddown. */
+static struct rk_status *latents_bwd(const struct rk_pass *pass, const struct rk_latent *latent,
+                                     const struct saved *saved, rk_tensor_t dlatents, rk_tensor_t ddown)
+{
+    RK_TRY(normalise_bwd(pass, &latent->kv_norm, own_columns(latent, dlatents), kv_part(latent, saved->down),
+                         saved->kv_rstd, kv_part(latent, ddown)));
+    return rk_copy_2d(pass->stream, &(struct rk_copy_2d_args){.out = rope_part(latent, ddown),
+                                                              .x = rope_columns(latent, dlatents)});
+}
+
+/* Through the projections of queries and down, to dx. */
+static struct rk_status *down_bwd(const struct rk_pass *pass, const struct rk_block *block,
+                                  const struct saved *saved, const struct again *again, rk_tensor_t x,
+                                  rk_tensor_t dx)
+{
+    const struct rk_latent *latent = block->own;
+    rk_tensor_t part;
+
+    if (latent->q_rank > 0) {
+        RK_TRY(rk_activation_make(pass, block, DQ_LATENT, &part));
+        RK_TRY(rk_linear_column_bwd(pass, &latent->q, again->q_latent, again->dq, part));
+        RK_TRY(normalise_bwd(pass, &latent->q_norm, part, q_part(latent, saved->down), saved->q_rstd,
+                             q_part(latent, again->ddown)));
+        return rk_linear_bwd(pass, &latent->down, x, again->ddown, dx);
+    }
+    RK_TRY(rk_activation_make(pass, block, DX, &part));
+    RK_TRY(rk_linear_bwd(pass, &latent->down, x, again->ddown, part));
+    RK_TRY(rk_linear_column_bwd(pass, &latent->q, x, again->dq, dx));
+    return rk_axpby(pass->stream, &(struct rk_axpby_args){.y = dx, .x = part, .alpha = 1, .beta = 1});
+}
+
+/* Queries and latents as the forward pass had them. */
+static struct rk_status *make_again(const struct rk_pass *pass, const struct rk_block *block,
+                                    const struct saved *saved, rk_tensor_t x, struct again *again)
+{
+    const struct rk_latent *latent = block->own;
+    rk_tensor_t own;
+
+    again->q = saved->q;
+    if (latent->q_rank > 0) {
+        RK_TRY(rk_activation_make(pass, block, Q_UP_AGAIN, &again->q));
+        RK_TRY(make_queries(pass, block, saved, x, again->q_latent, again->q));
+    }
+    RK_TRY(rk_activation_make(pass, block, LATENT_AGAIN, &own));
+    return make_latents(pass, block, saved, own, &again->latents);
+}
+
+static struct rk_status *latent_backward(struct rk_pass *pass, const struct rk_block *block,
+                                         const void *block_saved, rk_tensor_t x, rk_tensor_t dout,
+                                         rk_tensor_t dx)
+{
+    const struct rk_latent *latent = block->own;
+    const struct saved *saved = block_saved;
+    struct again again = {0};
+    struct rk_step_mark mark;
+    rk_tensor_t drows;
+
+    RK_TRY(rk_activation_make(pass, block, DQ, &again.dq));
+    RK_TRY(rk_activation_make(pass, block, DLATENT, &drows));
+    RK_TRY(rk_activation_make(pass, block, DDOWN, &again.ddown));
+    if (latent->q_rank > 0)
+        RK_TRY(rk_activation_make(pass, block, Q_LATENT_AGAIN, &again.q_latent));
+    mark = rk_step_arena_mark(pass->arena);
+    RK_TRY(rk_activation_make(pass, block, DOUT, &again.dattended));
+    RK_TRY(rk_linear_row_bwd(pass, &latent->o, rk_tensor_merge_cols(saved->out), dout, again.dattended));
+    RK_TRY(make_again(pass, block, saved, x, &again));
+    RK_TRY(rk_sp_begin_sum(pass, drows, &again.dlatents));
+    RK_TRY(attend_bwd(pass, latent, saved, &again));
+    RK_TRY(rotate_queries(pass, block, again.dq, true));
+    RK_TRY(rotate_latents(pass, block, again.dlatents, true));
+    RK_TRY(rk_sp_sum(pass, again.dlatents, drows, RK_REDUCE_SUM));
+    rk_step_arena_release(pass->arena, mark);
+    RK_TRY(latents_bwd(pass, latent, saved, drows, again.ddown));
+    return down_bwd(pass, block, saved, &again, x, dx);
+}
+
+const struct rk_block_ops rk_block_latent = {
+    .name = "latent",
+    .abi = RK_BLOCK_ABI,
+    .block_bytes = sizeof(struct rk_latent),
+    .saved_bytes = sizeof(struct saved),
+    .declare = latent_declare,
+    .forward = latent_forward,
+    .backward = latent_backward,
+};
