@@ -1,5 +1,6 @@
 #include "base/rk_dtype.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/rk_assert.h"
@@ -148,6 +149,17 @@ float rk_bf16_to_f32(uint16_t bits)
 uint16_t rk_f32_to_f16(float value)
 {
     return narrow_f64((double)value, 10, 5); /* widening is exact, so this rounds once */
+}
+
+float rk_f8e4m3_to_f32(uint8_t bits)
+{
+    int exponent = (bits >> 3) & 15, fraction = bits & 7;
+    float magnitude =
+        exponent == 0 ? ldexpf((float)fraction, -9) : ldexpf((float)(8 + fraction), exponent - 10);
+
+    if ((bits & 0x7f) == 0x7f)
+        return NAN;
+    return bits & 0x80 ? -magnitude : magnitude;
 }
 
 float rk_f16_to_f32(uint16_t bits)

@@ -41,6 +41,7 @@ uint16_t rk_f32_to_bf16(float value);
 float rk_bf16_to_f32(uint16_t bits);
 uint16_t rk_f32_to_f16(float value);
 float rk_f16_to_f32(uint16_t bits);
+float rk_f8e4m3_to_f32(uint8_t bits); /* no infinities; 0x7f and 0xff are NaN */
 /* Rows of floating point elements to and from f64. dtype is one of F16, BF16, F32, F64. Narrowing f64 to f16
  * or bf16 rounds once (not by way of f32). src and dst may not overlap. */
 void rk_load_f64(double *dst, const void *src, rk_dtype_t src_dtype, int64_t count);

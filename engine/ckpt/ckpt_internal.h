@@ -23,15 +23,23 @@ struct rk_hf_tensor {
     const struct rk_st_file *file;
     const struct rk_st_tensor *tensor;
     bool is_stack; /* of several parameters: struct rk_param_stack */
+    /* Of an F8_E4M3 matrix, F32 [ceil(rows / 128), ceil(cols / 128)]: what the elements of each block of 128
+     * x 128 are multiplied by (DeepSeek-V3's weight_scale_inv). NULL otherwise. */
+    const struct rk_st_file *scale_file;
+    const struct rk_st_tensor *scale;
 };
+/* Rows and columns of a block that has one scale. */
+#define RK_HF_SCALE_BLOCK 128
 /* Finds the tensor by the parameter's name, else by its alias, else the stack that contains the parameter.
- * NOT_FOUND names the tensor and where it should be. The results are borrowed. */
+ * NOT_FOUND names the tensor and where it should be, also the scale of an F8_E4M3 matrix; INVALID_ARGUMENT if
+ * the scale is for other blocks. The results are borrowed. */
 struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const struct rk_param *param,
                                  struct rk_hf_tensor *out) RK_NODISCARD;
 /* Whether any file has the tensor under one of these names. */
 bool rk_hf_dir_has(const struct rk_hf_dir *dir, const struct rk_param *param);
-/* Logs tensors that no parameter uses: a sign that config.json does not match the weights. */
-void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_param_table *params);
+/* Logs tensors that no parameter uses: a sign that config.json does not match the weights. Layers for
+ * multi-token prediction, which stand behind the others, have a warning of their own. */
+void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_model_core *core);
 
 /* --- hf_reader.c: threads read and convert blocks of tensors ahead of the device --- */
 
@@ -43,6 +51,8 @@ void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_param_ta
 struct rk_hf_block {
     const struct rk_st_file *file;
     const struct rk_st_tensor *tensor;
+    const struct rk_st_file *scale_file; /* of an F8_E4M3 matrix, as in struct rk_hf_tensor; else NULL */
+    const struct rk_st_tensor *scale;
     int64_t row, num_rows, col, cols;
     int64_t param;  /* row of the parameter table */
     int64_t offset; /* of the first element, in the flat buffers */

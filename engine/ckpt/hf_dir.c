@@ -15,7 +15,8 @@
 /* Published indices are below 10 MB; 64 MiB would list half a million tensors. */
 #define INDEX_BYTES_MAX ((size_t)64 << 20)
 /* Maximum number of weight files: all stay open while a model is read. */
-#define FILES_MAX 4096
+#define FILES_MAX          4096
+#define RK_HF_SCALE_SUFFIX "_scale_inv"
 /* Maximum number of names in a warning. */
 #define SHOWN_MAX 3
 
@@ -220,19 +221,63 @@ static const char *find_name(const struct rk_hf_dir *dir, const struct rk_param 
     return NULL;
 }
 
+static struct rk_status *find_tensor(const struct rk_hf_dir *dir, const char *name,
+                                     const struct rk_st_file **file, const struct rk_st_tensor **tensor)
+{
+    *file = rk_map_find(dir->tensors, name);
+    if (!*file)
+        return RK_FAIL(RK_NOT_FOUND, "tensor '%s' is in no weight file of '%s'", name, dir->path);
+    *tensor = rk_st_find(*file, name);
+    if (!*tensor)
+        return RK_FAIL(RK_NOT_FOUND, "tensor '%s' is not in '%s', where " RK_HF_INDEX_FILE " says it is",
+                       name, rk_st_path(*file));
+    return NULL;
+}
+
+static int64_t num_scales(int64_t size)
+{
+    return (size + RK_HF_SCALE_BLOCK - 1) / RK_HF_SCALE_BLOCK;
+}
+
+/* X.weight has its scales in X.weight_scale_inv. */
+static struct rk_status *find_scale(const struct rk_hf_dir *dir, struct rk_hf_tensor *out)
+{
+    const struct rk_st_tensor *tensor = out->tensor;
+    const int64_t rows = num_scales(tensor->shape[0]), cols = num_scales(tensor->shape[1]);
+    char *name;
+    struct rk_status *st;
+
+    if (tensor->rank != 2)
+        return RK_FAIL(RK_UNIMPLEMENTED, "tensor '%s' in '%s' is F8_E4M3 and of rank %d, expected 2",
+                       tensor->name, rk_st_path(out->file), tensor->rank);
+    name = rk_format("%s" RK_HF_SCALE_SUFFIX, tensor->name);
+    st = find_tensor(dir, name, &out->scale_file, &out->scale);
+    if (st)
+        st = RK_WRAP(st, "tensor '%s' is F8_E4M3", tensor->name);
+    else if (out->scale->rank != 2 || out->scale->shape[0] != rows || out->scale->shape[1] != cols)
+        st = RK_FAIL(
+            RK_INVALID_ARGUMENT,
+            "tensor '%s' in '%s' has rank %d and shape [%lld, %lld], expected [%lld, %lld]: a scale for "
+            "each block of %d x %d of [%lld, %lld]",
+            name, rk_st_path(out->scale_file), out->scale->rank, (long long)out->scale->shape[0],
+            (long long)(out->scale->rank > 1 ? out->scale->shape[1] : 1), (long long)rows, (long long)cols,
+            RK_HF_SCALE_BLOCK, RK_HF_SCALE_BLOCK, (long long)tensor->shape[0], (long long)tensor->shape[1]);
+    else if (out->scale->dtype != RK_DTYPE_F32)
+        st = RK_FAIL(RK_UNIMPLEMENTED, "tensor '%s' in '%s' is %s, expected F32", name,
+                     rk_st_path(out->scale_file), rk_dtype_safetensors_name(out->scale->dtype));
+    rk_free(name);
+    return st;
+}
+
 struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const struct rk_param *param,
                                  struct rk_hf_tensor *out)
 {
-    const char *name = find_name(dir, param, &out->is_stack);
+    const char *name;
 
-    if (!name)
-        return RK_FAIL(RK_NOT_FOUND, "tensor '%s' is in no weight file of '%s'", param->name, dir->path);
-    out->file = rk_map_find(dir->tensors, name);
-    out->tensor = rk_st_find(out->file, name);
-    if (!out->tensor)
-        return RK_FAIL(RK_NOT_FOUND, "tensor '%s' is not in '%s', where " RK_HF_INDEX_FILE " says it is",
-                       name, rk_st_path(out->file));
-    return NULL;
+    *out = (struct rk_hf_tensor){0};
+    name = find_name(dir, param, &out->is_stack);
+    RK_TRY(find_tensor(dir, name ? name : param->name, &out->file, &out->tensor));
+    return out->tensor->dtype == RK_DTYPE_F8E4M3 ? find_scale(dir, out) : NULL;
 }
 
 const char *rk_hf_dir_path(const struct rk_hf_dir *dir)
@@ -253,11 +298,41 @@ static bool is_constant(const char *name)
     return rk_str_has_suffix(name, ".rotary_emb.inv_freq");
 }
 
-void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_param_table *params)
+/* Scales of a matrix that is read. */
+static bool is_scale(const struct rk_map *used, const char *name)
 {
+    char *of;
+    bool is_used;
+
+    if (!rk_str_has_suffix(name, RK_HF_SCALE_SUFFIX))
+        return false;
+    of = rk_strdup(name);
+    of[strlen(of) - strlen(RK_HF_SCALE_SUFFIX)] = '\0';
+    is_used = rk_map_find(used, of) != NULL;
+    rk_free(of);
+    return is_used;
+}
+
+/* Of a layer behind the model's, for multi-token prediction. */
+static bool is_of_prediction(const struct rk_model_config *config, const char *name)
+{
+    static const char prefix[] = "model.layers.";
+    char *end;
+    long layer;
+
+    if (!rk_str_has_prefix(name, prefix))
+        return false;
+    layer = strtol(name + sizeof(prefix) - 1, &end, 10);
+    return *end == '.' && layer >= config->num_layers &&
+           layer < config->num_layers + config->num_nextn_predict_layers;
+}
+
+void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_model_core *core)
+{
+    const struct rk_param_table *params = &core->params;
     struct rk_map *used = rk_map_create();
     struct rk_str names = {0};
-    int64_t num_unused = 0;
+    int64_t num_unused = 0, num_predicting = 0;
 
     for (int64_t i = 0; i < params->count; i++) {
         rk_map_put(used, rk_params_at(params, i)->name, used);
@@ -267,11 +342,19 @@ void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_param_ta
     for (int64_t i = 0; i < rk_map_count(dir->tensors); i++) {
         const char *name = rk_map_key_at(dir->tensors, i);
 
-        if (rk_map_find(used, name) || is_constant(name))
+        if (rk_map_find(used, name) || is_constant(name) || is_scale(used, name))
             continue;
+        if (is_of_prediction(&core->config, name)) {
+            num_predicting++;
+            continue;
+        }
         if (num_unused++ < SHOWN_MAX)
             rk_str_appendf(&names, "%s%.96s", num_unused > 1 ? ", " : "", name);
     }
+    if (num_predicting > 0)
+        RK_WARN("model directory '%s': skipping %lld tensors of multi-token prediction "
+                "(num_nextn_predict_layers=%lld)",
+                dir->path, (long long)num_predicting, (long long)core->config.num_nextn_predict_layers);
     if (num_unused > 0)
         RK_WARN("model directory '%s': ignoring %lld of %lld tensors that " RK_HF_CONFIG_FILE
                 " does not define: %s%s",

@@ -364,6 +364,9 @@ struct rk_status *rk_hf_write_config(const struct rk_model *model, const char *d
     struct rk_status *st;
 
     rk_json_set(config, key, rk_json_new_string(rk_dtype_hf_name(core->dtype)));
+    rk_json_remove(config, "quantization_config"); /* exports have no scales */
+    if (core->config.num_nextn_predict_layers > 0)
+        rk_json_set(config, "num_nextn_predict_layers", rk_json_new_int(0));
     if (core->head.ops == &rk_head_value)
         set_value_head(config);
     st = write_json(dir, RK_HF_CONFIG_FILE, config);

@@ -66,9 +66,10 @@ static struct rk_status *check_tensor(const struct rk_param *param, const struct
     case RK_DTYPE_BF16:
     case RK_DTYPE_F32:
     case RK_DTYPE_F64:
+    case RK_DTYPE_F8E4M3:
         return NULL;
     default:
-        return RK_FAIL(RK_UNIMPLEMENTED, "tensor '%s' in '%s' is %s, expected F16, BF16, F32 or F64",
+        return RK_FAIL(RK_UNIMPLEMENTED, "tensor '%s' in '%s' is %s, expected F16, BF16, F32, F64 or F8_E4M3",
                        tensor->name, rk_st_path(found->file), rk_dtype_safetensors_name(tensor->dtype));
     }
 }
@@ -123,6 +124,8 @@ static struct rk_status *plan_param(struct load_job *job, int64_t i)
         return NULL; /* has no blocks: load_wide */
     block.file = found.file;
     block.tensor = found.tensor;
+    block.scale_file = found.scale_file;
+    block.scale = found.scale;
     for (int64_t begin = 0; begin < box.shape[0]; begin += block.num_rows) {
         block.row = (found.is_stack ? param->stack.first_row : 0) + box.begin[0] + begin;
         block.num_rows = RK_MIN(RK_MAX(BLOCK_ELEMENTS / box.shape[1], 1), box.shape[0] - begin);
@@ -140,7 +143,7 @@ static struct rk_status *prepare(struct load_job *job, const char *path)
                                      .wide_dtype = rk_train_grad_dtype(core->dtype)};
 
     RK_TRY(rk_hf_dir_open(&job->dir, path));
-    rk_hf_dir_warn_unused(job->dir, &core->params);
+    rk_hf_dir_warn_unused(job->dir, core);
     for (int64_t i = 0; i < core->params.count; i++)
         RK_TRY(plan_param(job, i));
     for (int i = 0; i < RK_HF_COPIES_MAX; i++)

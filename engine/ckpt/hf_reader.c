@@ -1,9 +1,9 @@
 /* Reads blocks of tensors ahead of the copies to the device.
  *
  * The threads of a pool read the next blocks into the slots of a ring of pinned memory, and convert them if
- * the file has another dtype; the engine thread takes the blocks in order, enqueues their copies to the
- * device, and releases the slots when the copies are complete. A slot belongs to the pool until its task is
- * done, and to the engine thread until it is released. */
+ * the file has another dtype (F8_E4M3 with its scales); the engine thread takes the blocks in order, enqueues
+ * their copies to the device, and releases the slots when the copies are complete. A slot belongs to the pool
+ * until its task is done, and to the engine thread until it is released. */
 #include "engine/ckpt/ckpt_internal.h"
 
 #include <stdatomic.h>
@@ -55,6 +55,47 @@ static struct rk_status *read_rows(const struct rk_hf_block *block, char *raw)
     return NULL;
 }
 
+/* Values of an F8_E4M3 matrix: every element times the scale of its block of 128 x 128, in f32. */
+static struct rk_status *scale_rows(const struct rk_hf_block *block, const uint8_t *raw, float *values)
+{
+    int64_t per_row = block->scale->shape[1], first = block->row / RK_HF_SCALE_BLOCK;
+    int64_t count = (block->row + block->num_rows - 1) / RK_HF_SCALE_BLOCK - first + 1;
+    float *scales = rk_calloc((size_t)(count * per_row), sizeof(*scales)), decoded[256];
+    struct rk_status *st =
+        rk_st_read(block->scale_file, block->scale, (uint64_t)(first * per_row) * sizeof(*scales),
+                   (size_t)(count * per_row) * sizeof(*scales), scales);
+
+    for (int i = 0; i < 256; i++)
+        decoded[i] = rk_f8e4m3_to_f32((uint8_t)i);
+    for (int64_t r = 0; !st && r < block->num_rows; r++) {
+        const float *of_row = scales + ((block->row + r) / RK_HF_SCALE_BLOCK - first) * per_row;
+
+        for (int64_t c = 0; c < block->cols; c++)
+            values[r * block->cols + c] =
+                decoded[raw[r * block->cols + c]] * of_row[(block->col + c) / RK_HF_SCALE_BLOCK];
+    }
+    rk_free(scales);
+    return st;
+}
+
+/* To the masters' dtype. */
+static struct rk_status *widen(const struct rk_hf_reader *reader, const struct rk_hf_block *block,
+                               struct slot *slot)
+{
+    int64_t count = block->num_rows * block->cols;
+
+    if (!block->scale) {
+        rk_convert(slot->wide, reader->desc.wide_dtype, slot->raw, block->tensor->dtype, count);
+        return NULL;
+    }
+    if (reader->desc.wide_dtype == RK_DTYPE_F32)
+        return scale_rows(block, slot->raw, slot->wide);
+    RK_ASSERT(reader->desc.dtype == RK_DTYPE_F64);
+    RK_TRY(scale_rows(block, slot->raw, slot->values));
+    rk_convert(slot->wide, RK_DTYPE_F64, slot->values, RK_DTYPE_F32, count);
+    return NULL;
+}
+
 /* A parameter is its rounded master, whether the model trains or not: a value wider than the master is
  * rounded twice. */
 static struct rk_status *fill_slot(const struct rk_hf_reader *reader, const struct rk_hf_block *block,
@@ -65,7 +106,7 @@ static struct rk_status *fill_slot(const struct rk_hf_reader *reader, const stru
     RK_TRY(read_rows(block, slot->raw));
     if (!needs_conversion(reader, block))
         return NULL;
-    rk_convert(slot->wide, reader->desc.wide_dtype, slot->raw, block->tensor->dtype, count);
+    RK_TRY(widen(reader, block, slot));
     rk_convert(slot->values, reader->desc.dtype, slot->wide, reader->desc.wide_dtype, count);
     return NULL;
 }

@@ -120,17 +120,37 @@ static struct rk_status *read_num_labels(struct rk_model_config *out, const stru
     return rk_json_opt_i64(hf_config, "", "num_labels", 1, 1 << 16, &out->num_labels);
 }
 
+/* Weights of DeepSeek-V3's form: F8_E4M3 with a scale for each block of 128 x 128. They are read into the
+ * model's dtype: nothing is computed in FP8. */
+static struct rk_status *check_quantization(const struct rk_json *hf_config)
+{
+    static const struct rk_config_limit limits[] = {
+        {"quant_method", "\"fp8\""}, {"fmt", "\"e4m3\""}, {"weight_block_size", "[128,128]"}};
+    const struct rk_json *quantization = rk_json_find(hf_config, "quantization_config");
+    struct rk_status *st;
+
+    if (rk_json_is_null(quantization))
+        return NULL;
+    if (rk_json_is_null(rk_json_find(quantization, "quant_method")) ||
+        rk_json_is_null(rk_json_find(quantization, "weight_block_size")))
+        return RK_FAIL(RK_UNIMPLEMENTED,
+                       "quantization_config without quant_method and weight_block_size is not "
+                       "implemented, expected fp8 and [128, 128]");
+    st = rk_config_check_limits(quantization, limits, RK_ARRAY_LEN(limits));
+    return st ? RK_WRAP(st, "quantization_config") : NULL;
+}
+
 struct rk_status *rk_config_read_common(struct rk_model_config *out, const struct rk_json *hf_config)
 {
     static const struct rk_config_limit limits[] = {
         {"text_config", "null"}, /* a multimodal checkpoint */
-        {"quantization_config", "null"},
         {"hidden_act", "\"silu\""},
         {"partial_rotary_factor", "1"},
         {"attn_logit_softcapping", "null"},
         {"final_logit_softcapping", "null"},
     };
     RK_TRY(rk_config_check_limits(hf_config, limits, RK_ARRAY_LEN(limits)));
+    RK_TRY(check_quantization(hf_config));
     RK_TRY(read_sizes(out, hf_config));
     RK_TRY(read_num_labels(out, hf_config));
     RK_TRY(rk_json_opt_f64(hf_config, "", "rms_norm_eps", &out->rms_norm_eps));

@@ -309,7 +309,7 @@ static const struct load_case load_cases[] = {
      NULL,
      NULL,
      RK_UNIMPLEMENTED,
-     "is I32, expected F16, BF16, F32 or F64"},
+     "is I32, expected F16"},
     {"no safetensors", false, {{NULL, {0}}}, SINGLE, "short", RK_DATA_LOSS, SINGLE},
 };
 
