@@ -40,7 +40,7 @@ static void fill_costs(double *forward, double *backward, const struct rk_dry_ru
     for (int32_t i = 0; i < rk_pipeline_num_stages(role->pipeline) * num_chunks; i++) {
         struct rk_pipeline_chunk chunk =
             rk_pipeline_get_chunk(role->pipeline, i / num_chunks, i % num_chunks);
-        double layers = (double)(chunk.layer_end - chunk.layer_begin) * estimate->layer;
+        double layers = rk_estimate_layers(estimate, chunk.layer_begin, chunk.layer_end);
         double head = chunk.has_head ? estimate->head : 0;
 
         forward[i] = layers + head;

@@ -1,7 +1,5 @@
 #include "driver-cli/driver/estimate_internal.h"
 
-#include "base/rk_array.h"
-
 /* Larger sizes are invalid; the daemons report them. */
 #define SIZE_MAX_KNOWN (1 << 24)
 
@@ -12,77 +10,136 @@ static int64_t size_at(const struct rk_json *config, const char *key, int64_t fa
     return value > 0 && value <= SIZE_MAX_KNOWN ? value : 0;
 }
 
-/* The first of `keys` that the configuration has. */
-static int64_t first_of(const struct rk_json *config, const char *const *keys, int64_t num_keys)
+/* What attention costs. */
+struct attention {
+    double weights; /* of its GEMMs */
+    double width;   /* columns of scores and of values, on average of the two, over all heads */
+};
+
+static struct attention grouped_attention(const struct rk_json *config)
 {
-    for (int64_t i = 0; i < num_keys; i++) {
-        if (!rk_json_is_null(rk_json_find(config, keys[i])))
-            return size_at(config, keys[i], 0);
-    }
-    return 0;
+    double hidden = (double)size_at(config, "hidden_size", 0);
+    int64_t heads = size_at(config, "num_attention_heads", 0);
+    int64_t kv_heads = size_at(config, "num_key_value_heads", heads);
+    int64_t head_dim = size_at(config, "head_dim", heads > 0 ? (int64_t)hidden / heads : 0);
+    double width = (double)heads * (double)head_dim, kv_width = (double)kv_heads * (double)head_dim;
+
+    return (struct attention){kv_width < 1 ? 0 : 2 * hidden * width + 2 * hidden * kv_width, width};
 }
 
-/* Layers with experts, of num_layers. */
-static int64_t count_sparse(const struct rk_json *config, int64_t num_layers)
+/* In the expanded form, as passes over packed sequences compute it. */
+static struct attention latent_attention(const struct rk_json *config)
+{
+    double hidden = (double)size_at(config, "hidden_size", 0);
+    double heads = (double)size_at(config, "num_attention_heads", 0);
+    double q_rank = (double)size_at(config, "q_lora_rank", 0);
+    double kv_rank = (double)size_at(config, "kv_lora_rank", 0);
+    double nope = (double)size_at(config, "qk_nope_head_dim", 128);
+    double rope = (double)size_at(config, "qk_rope_head_dim", 64);
+    double v = (double)size_at(config, "v_head_dim", 128), q = heads * (nope + rope);
+
+    return (struct attention){
+        .weights = (q_rank > 0 ? hidden * q_rank + q_rank * q : hidden * q) + hidden * (kv_rank + rope) +
+                   kv_rank * heads * (nope + v) + heads * v * hidden,
+        .width = heads * (nope + rope + v) / 2,
+    };
+}
+
+static int64_t num_experts(const struct rk_json *config)
+{
+    static const char *const keys[] = {"n_routed_experts", "num_experts", "num_local_experts"};
+    int64_t count = 0;
+
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]) && count == 0; i++)
+        count = size_at(config, keys[i], 0);
+    return count;
+}
+
+/* Columns that a token passes in a layer of experts: of its experts and of shared ones. */
+static double sparse_width(const struct rk_json *config)
+{
+    int64_t width = size_at(config, "moe_intermediate_size", size_at(config, "intermediate_size", 0));
+    int64_t shared = size_at(config, "shared_expert_intermediate_size", 0) +
+                     size_at(config, "n_shared_experts", 0) * width;
+
+    return (double)(size_at(config, "num_experts_per_tok", 1) * width + shared);
+}
+
+/* Weights that a token meets in a layer of experts: router, gate of a shared expert, experts. */
+static double expert_weights(const struct rk_json *config)
+{
+    double hidden = (double)size_at(config, "hidden_size", 0);
+    double gate = size_at(config, "shared_expert_intermediate_size", 0) > 0 ? hidden : 0;
+
+    return hidden * (double)num_experts(config) + gate + 3 * hidden * sparse_width(config);
+}
+
+/* By the keys of Qwen and DeepSeek; other families have experts in all layers. */
+static bool is_sparse_layer(const struct rk_json *config, int64_t layer)
 {
     const struct rk_json *dense = rk_json_find(config, "mlp_only_layers");
-    int64_t step = RK_MAX(size_at(config, "decoder_sparse_step", 1), 1);
-    int64_t first = rk_json_as_int(rk_json_find(config, "first_k_dense_replace"), 0), count = 0;
+    bool is_deepseek = rk_json_find(config, "n_routed_experts") != NULL;
+    int64_t step = size_at(config, "decoder_sparse_step", 1);
 
-    for (int64_t layer = RK_MAX(first, 0); layer < num_layers; layer++) {
-        bool is_sparse = (layer + 1) % step == 0;
-
-        for (int64_t i = 0; i < rk_json_count(dense); i++)
-            is_sparse &= rk_json_as_int(rk_json_at(dense, i), -1) != layer;
-        count += is_sparse;
+    if (layer < rk_json_as_int(rk_json_find(config, "first_k_dense_replace"), is_deepseek ? 3 : 0))
+        return false;
+    for (int64_t i = 0; i < rk_json_count(dense); i++) {
+        if (rk_json_as_int(rk_json_at(dense, i), -1) == layer)
+            return false;
     }
-    return count;
+    return num_experts(config) > 0 && step > 0 && (layer + 1) % step == 0;
 }
 
 double rk_estimate_mlp_width(const struct rk_json *hf_config)
 {
-    static const char *const experts[] = {"num_experts", "num_local_experts", "n_routed_experts"};
-    int64_t num_layers = size_at(hf_config, "num_hidden_layers", 0), num_sparse;
-    int64_t width = size_at(hf_config, "intermediate_size", 0);
-    int64_t expert_width = size_at(hf_config, "moe_intermediate_size", width);
-    int64_t shared = size_at(hf_config, "shared_expert_intermediate_size", 0) +
-                     size_at(hf_config, "n_shared_experts", 0) * expert_width;
+    int64_t num_layers = size_at(hf_config, "num_hidden_layers", 0);
+    double width = (double)size_at(hf_config, "intermediate_size", 0), sum = 0;
 
-    if (num_layers < 1 || first_of(hf_config, experts, RK_ARRAY_LEN(experts)) < 1)
-        return (double)width;
-    num_sparse = count_sparse(hf_config, num_layers);
-    return ((double)num_sparse *
-                (double)(size_at(hf_config, "num_experts_per_tok", 1) * expert_width + shared) +
-            (double)(num_layers - num_sparse) * (double)width) /
-           (double)num_layers;
+    if (num_layers < 1 || num_experts(hf_config) < 1)
+        return width;
+    for (int64_t i = 0; i < num_layers; i++)
+        sum += is_sparse_layer(hf_config, i) ? sparse_width(hf_config) : width;
+    return sum / (double)num_layers;
 }
 
 bool rk_estimate_of(struct rk_estimate *out, const struct rk_json *hf_config, int64_t seqlen)
 {
     double hidden = (double)size_at(hf_config, "hidden_size", 0);
-    double ffn = rk_estimate_mlp_width(hf_config);
+    double ffn = (double)size_at(hf_config, "intermediate_size", 0);
     double vocab = (double)size_at(hf_config, "vocab_size", 0);
-    int64_t heads = size_at(hf_config, "num_attention_heads", 0);
-    int64_t kv_heads = size_at(hf_config, "num_key_value_heads", heads);
-    int64_t head_dim = size_at(hf_config, "head_dim", heads > 0 ? (int64_t)hidden / heads : 0);
-    double width = (double)heads * (double)head_dim, kv_width = (double)kv_heads * (double)head_dim;
+    struct attention attention = size_at(hf_config, "kv_lora_rank", 0) > 0 ? latent_attention(hf_config)
+                                                                           : grouped_attention(hf_config);
+    double attended;
 
     *out = (struct rk_estimate){.num_layers = size_at(hf_config, "num_hidden_layers", 0)};
-    if (hidden < 1 || ffn < 1 || vocab < 1 || width < 1 || kv_width < 1 || out->num_layers < 1)
+    if (hidden < 1 || ffn < 1 || vocab < 1 || attention.weights < 1 || attention.width < 1 ||
+        out->num_layers < 1 || out->num_layers > RK_ESTIMATE_LAYERS_MAX)
         return false;
-    /* q, k, v, o and the three of the MLP; scores and values over half of the sequence on average */
-    out->layer = 2 * (2 * hidden * width + 2 * hidden * kv_width + 3 * hidden * ffn) +
-                 4 * width * ((double)seqlen / 2);
+    /* scores and values over half of the sequence on average */
+    attended = 4 * attention.width * ((double)seqlen / 2);
+    out->layer = 2 * (attention.weights + 3 * hidden * ffn) + attended;
+    out->sparse_layer = 2 * (attention.weights + expert_weights(hf_config)) + attended;
+    for (int64_t i = 0; i < out->num_layers; i++)
+        out->is_sparse[i] = is_sparse_layer(hf_config, i);
     out->head = 2 * hidden * vocab;
     return true;
 }
 
+double rk_estimate_layers(const struct rk_estimate *estimate, int64_t begin, int64_t end)
+{
+    int64_t num_sparse = 0;
+
+    for (int64_t i = begin; i < end; i++)
+        num_sparse += estimate->is_sparse[i];
+    return (double)(end - begin - num_sparse) * estimate->layer + (double)num_sparse * estimate->sparse_layer;
+}
+
 double rk_estimate_forward(const struct rk_estimate *estimate)
 {
-    return (double)estimate->num_layers * estimate->layer + estimate->head;
+    return rk_estimate_layers(estimate, 0, estimate->num_layers) + estimate->head;
 }
 
 double rk_estimate_train(const struct rk_estimate *estimate, bool recomputes)
 {
-    return (double)estimate->num_layers * estimate->layer * (recomputes ? 4 : 3) + 3 * estimate->head;
+    return rk_estimate_layers(estimate, 0, estimate->num_layers) * (recomputes ? 4 : 3) + 3 * estimate->head;
 }

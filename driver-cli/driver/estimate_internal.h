@@ -9,12 +9,17 @@
 
 #include "base/rk_json.h"
 
+/* As many as an engine takes. */
+#define RK_ESTIMATE_LAYERS_MAX 4096
+
 /* Floating-point operations of one token in a forward pass, all ranks together; a backward pass takes twice
  * as many. */
 struct rk_estimate {
     int64_t num_layers;
-    double layer; /* GEMMs and causal attention of one layer */
-    double head;  /* logits */
+    double layer;                           /* GEMMs and causal attention of one layer without experts */
+    double sparse_layer;                    /* of one with experts: those that a token goes to */
+    double head;                            /* logits */
+    bool is_sparse[RK_ESTIMATE_LAYERS_MAX]; /* [num_layers] */
 };
 
 /* Columns of the MLPs that a token passes in a layer, on average over the layers of the config.json: its
@@ -23,6 +28,8 @@ double rk_estimate_mlp_width(const struct rk_json *hf_config);
 /* Of a model, from its config.json, in sequences of seqlen tokens, over which attention is averaged.
  * False when the configuration (which may be NULL) lacks the sizes. */
 bool rk_estimate_of(struct rk_estimate *out, const struct rk_json *hf_config, int64_t seqlen);
+/* Of layers [begin, end). */
+double rk_estimate_layers(const struct rk_estimate *estimate, int64_t begin, int64_t end);
 /* Of a token in a forward pass. */
 double rk_estimate_forward(const struct rk_estimate *estimate);
 /* Of a token in forward and backward pass; `recomputes`: the layers' forward passes run again in the backward
