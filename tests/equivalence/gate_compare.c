@@ -63,13 +63,16 @@ static double nmse_of(const struct rk_gate_outcome *outcome, const struct rk_gat
 static double error_by_max(const struct rk_gate_outcome *outcome, const struct rk_gate_outcome *one,
                            const struct values *values)
 {
-    const double *expected = values_at(one, values);
-    double largest = 0;
+    const double *expected = values_at(one, values), *actual = values_at(outcome, values);
+    double largest = 0, own = 0;
 
-    for (int64_t i = 0; i < values->count; i++)
+    for (int64_t i = 0; i < values->count; i++) {
         largest = fmax(largest, fabs(expected[i]));
-    return rk_test_error_by_max(values_at(outcome, values), expected, values->count) * largest /
-           fmax(largest, values->smallest);
+        own = isnan(actual[i]) ? INFINITY : fmax(own, fabs(actual[i]));
+    }
+    if (largest == 0 && values->smallest > 0)
+        return own / values->smallest;
+    return rk_test_error_by_max(actual, expected, values->count) * largest / fmax(largest, values->smallest);
 }
 
 /* `level`: for BF16, the mean NMSE of one rank over the tensors of the kind. */
@@ -150,9 +153,12 @@ static struct values values_of_param(const struct rk_gate_outcome *outcome, int6
     size_t begin = (size_t)outcome->begin[i] * sizeof(double);
     int64_t count = outcome->begin[i + 1] - outcome->begin[i];
 
+    /* The bias that experts are chosen by is not trained. */
+    double smallest = rk_str_has_suffix(outcome->names[i], "e_score_correction_bias") ? INITIALIZER_RANGE : 0;
+
     if (kind == RK_PARAM_GRADIENT)
-        return (struct values){
-            "gradient", outcome->names[i], offsetof(struct rk_gate_outcome, grads) + begin, count, 0, 0};
+        return (struct values){"gradient", outcome->names[i], offsetof(struct rk_gate_outcome, grads) + begin,
+                               count,      smallest,          0};
     /* Biases start at 0, and four steps of Adam change them by a few thousandths; the gradients of key biases
      * are nearly 0, because the softmax hardly depends on them. */
     return (struct values){"value", outcome->names[i], offsetof(struct rk_gate_outcome, params) + begin,

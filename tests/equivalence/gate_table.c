@@ -30,6 +30,17 @@
 #define QWEN3_MOE   "\"num_experts\": 8, \"norm_topk_prob\": true,"
 #define MIXTRAL     "\"num_local_experts\": 8, \"sliding_window\": 20,"
 
+/* Latents that no tp divides; experts from the second layer on, in groups, with a shared one. */
+#define LATENT(tie, more)                                                                         \
+    "{\"model_type\": \"deepseek_v3\", \"hidden_size\": 64, \"intermediate_size\": 128,"          \
+    " \"num_hidden_layers\": 4, \"num_attention_heads\": 8, \"vocab_size\": 131,"                 \
+    " \"kv_lora_rank\": 21, \"qk_nope_head_dim\": 6, \"qk_rope_head_dim\": 4, \"v_head_dim\": 5," \
+    " \"num_labels\": 1, \"n_routed_experts\": 8, \"num_experts_per_tok\": 2, \"n_group\": 4,"    \
+    " \"topk_group\": 2, \"moe_intermediate_size\": 16, \"rope_scaling\": {\"type\": \"yarn\","   \
+    " \"factor\": 4, \"mscale\": 1.0, \"mscale_all_dim\": 0.8, \"beta_fast\": 8,"                 \
+    " \"original_max_position_embeddings\": 32}," more                                            \
+    " \"max_position_embeddings\": 128, \"initializer_range\": 0.1, \"tie_word_embeddings\": " tie "}"
+
 /* A value or score head has a weight of its own: it is not tied. The last four: the dtypes of the sample. */
 #define FAMILY(type, lm, tied, value, score)                                                         \
     {type, CONFIG(type, "false"), "lm", lm, 0}, {type "_tied", CONFIG(type, "true"), "lm", tied, 0}, \
@@ -49,6 +60,11 @@ const struct rk_gate_model rk_gate_models[] = {
     {"qwen3_moe_tied", SPARSE("qwen3_moe", "true", QWEN3_MOE), "lm", RK_DTYPE_F32, 8},
     {"qwen2_moe_value", SPARSE("qwen2_moe", "false", QWEN2_MOE_8), "value", RK_DTYPE_F64, 8},
     {"mixtral", SPARSE("mixtral", "false", MIXTRAL), "lm", RK_DTYPE_F64, 8},
+    {"latent", LATENT("false", "\"q_lora_rank\": 27, \"first_k_dense_replace\": 4,"), "lm", RK_DTYPE_BF16, 0},
+    {"latent_tied", LATENT("true", "\"q_lora_rank\": null, \"first_k_dense_replace\": 4,"), "lm",
+     RK_DTYPE_F64, 0},
+    {"latent_moe", LATENT("false", "\"q_lora_rank\": 27, \"first_k_dense_replace\": 1,"), "lm", RK_DTYPE_F64,
+     8},
 };
 const size_t rk_gate_num_models = RK_ARRAY_LEN(rk_gate_models);
 
@@ -122,6 +138,14 @@ const struct rk_gate_layout rk_gate_layouts[] = {
     {"t2sd2_etp1_e4_rounds", "mixtral", .tp = 2, SP, .dp = 2, .etp = 1, .ep = 4, .moe_dispatch_tokens = 7},
     {"t2sc2d2_etp1_e2_m2", "qwen2_moe_value", .tp = 2, SP, .cp = 2, .dp = 2, .etp = 1, .ep = 2, MICRO(2)},
     {"t2sp2d2e2_m2", "mixtral", .tp = 2, SP, .pp = 2, .dp = 2, .ep = 2, MICRO(2)},
+    /* What latents have to do with: weights that every rank has whole, and keys that are made on all ranks.
+     */
+    {"t4_m2_recompute1", "latent_tied", .tp = 4, MICRO(2), .recompute_num_layers = 1},
+    {"t4s_m2_strict", "latent_moe", .tp = 4, SP, MICRO(2), .is_strict = true},
+    {"t2c2_m3", "latent_tied", .tp = 2, .cp = 2, MICRO(3)},
+    {"t2sc2p2_m2", "latent", .tp = 2, SP, .cp = 2, .pp = 2, MICRO(2)},
+    {"t2c2d2_m2", "latent_moe", .tp = 2, .cp = 2, .dp = 2, MICRO(2)},
+    {"t2sd2e2_m2_strict", "latent_moe", .tp = 2, SP, .dp = 2, .ep = 2, MICRO(2), .is_strict = true},
 };
 const size_t rk_gate_num_layouts = RK_ARRAY_LEN(rk_gate_layouts);
 

@@ -1,7 +1,7 @@
 /* Goal: in strict numerics the log-prob of every generated token is bit-identical to the one that the
  * training forward pass computes, so that the first ratio of PPO is exactly 1 and need not be computed; on
- * one rank, and with tensor parallelism, where sums are over ranks; for a dense model, and for one with 16
- * experts, where other tokens determine how many rows an expert has.
+ * one rank, and with tensor parallelism, where sums are over ranks; for a dense model, for one with 16
+ * experts, where other tokens determine how many rows an expert has, and for one with latent attention.
  *
  * Method: generate with continuous batching (more requests than run together, prompts of all lengths in
  * chunks, some responses ended early), then recompute all of it in packed batches. On GPUs the model has the
@@ -46,6 +46,18 @@ struct scale {
     " \"intermediate_size\": " #intermediate ", \"hidden_act\": \"silu\", \"initializer_range\": 0.02,"     \
     " \"tie_word_embeddings\": true}"
 
+/* A DeepSeek-V3 whose first layer has an MLP. */
+#define LATENT(hidden, intermediate, layers, heads, rank, nope, rope, v, vocab, positions)              \
+    "{\"model_type\": \"deepseek_v3\", \"architectures\": [\"DeepseekV3ForCausalLM\"], "                \
+    "\"hidden_size\": " #hidden ", \"moe_intermediate_size\": " #intermediate                           \
+    ", \"num_hidden_layers\": " #layers ", \"num_attention_heads\": " #heads ", \"q_lora_rank\": null," \
+    " \"kv_lora_rank\": " #rank ", \"qk_nope_head_dim\": " #nope ", \"qk_rope_head_dim\": " #rope ","   \
+    " \"v_head_dim\": " #v ", \"vocab_size\": " #vocab ", \"max_position_embeddings\": " #positions     \
+    ", \"rms_norm_eps\": 1e-6, \"rope_theta\": 50000.0, \"n_routed_experts\": 16,"                      \
+    " \"num_experts_per_tok\": 4, \"n_group\": 4, \"topk_group\": 2, \"first_k_dense_replace\": 1,"     \
+    " \"intermediate_size\": " #intermediate ", \"hidden_act\": \"silu\", \"initializer_range\": 0.02," \
+    " \"tie_word_embeddings\": true}"
+
 static const struct scale on_gpu = {
     .config = CONFIG(1536, 8960, 28, 12, 2, 151936, 4096),
     .num_requests = 288,
@@ -66,6 +78,16 @@ static const struct scale sparse_on_gpu = {
     .pass_tokens = 16384,
 };
 
+static const struct scale latent_on_gpu = {
+    .config = LATENT(1024, 512, 4, 16, 512, 128, 64, 128, 151936, 2048),
+    .num_requests = 288,
+    .max_num_seqs = 96,
+    .max_prompt_len = 700,
+    .max_tokens = 512,
+    .max_num_batched_tokens = 2048,
+    .pass_tokens = 16384,
+};
+
 static const struct scale on_cpu = {
     .config = CONFIG(64, 96, 2, 4, 2, 211, 256),
     .num_requests = 12,
@@ -78,6 +100,16 @@ static const struct scale on_cpu = {
 
 static const struct scale sparse_on_cpu = {
     .config = SPARSE(64, 24, 3, 4, 2, 211, 256),
+    .num_requests = 12,
+    .max_num_seqs = 5,
+    .max_prompt_len = 70,
+    .max_tokens = 40,
+    .max_num_batched_tokens = 48,
+    .pass_tokens = 200,
+};
+
+static const struct scale latent_on_cpu = {
+    .config = LATENT(64, 24, 2, 4, 24, 12, 6, 10, 211, 256),
     .num_requests = 12,
     .max_num_seqs = 5,
     .max_prompt_len = 70,
@@ -326,14 +358,17 @@ static void check_outcomes(const struct shared *shared, int32_t tp)
     }
 }
 
-static struct shared *make_shared(bool is_sparse)
+typedef enum kind { DENSE, EXPERTS, LATENTS } kind_t;
+
+static struct shared *make_shared(kind_t kind)
 {
+    static const struct scale *const cpu[] = {
+        [DENSE] = &on_cpu, [EXPERTS] = &sparse_on_cpu, [LATENTS] = &latent_on_cpu};
+    static const struct scale *const gpu[] = {
+        [DENSE] = &on_gpu, [EXPERTS] = &sparse_on_gpu, [LATENTS] = &latent_on_gpu};
     struct shared *shared = rk_test_shared_alloc(sizeof(*shared));
 
-    if (is_cpu())
-        shared->scale = is_sparse ? &sparse_on_cpu : &on_cpu;
-    else
-        shared->scale = is_sparse ? &sparse_on_gpu : &on_gpu;
+    shared->scale = is_cpu() ? cpu[kind] : gpu[kind];
     return shared;
 }
 
@@ -344,7 +379,7 @@ static int run_alone(int32_t rank, int32_t num_ranks, void *user)
     return run_rank(NULL, user);
 }
 
-static void run_one(bool is_sparse)
+static void run_one(kind_t kind)
 {
     struct rk_test_rank_result result;
     struct shared *shared;
@@ -352,7 +387,7 @@ static void run_one(bool is_sparse)
 
     if (rk_test_device_is_per_rank())
         skip(); /* done by the run on one device */
-    shared = make_shared(is_sparse);
+    shared = make_shared(kind);
     num_failed = rk_test_run_ranks_results(1, run_alone, shared, RUN_TIMEOUT_S, &result);
     if (result.exit_code == RK_TEST_EXIT_SKIPPED)
         exit(RK_TEST_EXIT_SKIPPED);
@@ -364,22 +399,22 @@ static void run_one(bool is_sparse)
 static void test_generate_strict_log_probs_have_bits_of_model(void **state)
 {
     (void)state;
-    run_one(false);
+    run_one(DENSE);
 }
 
 static void test_generate_strict_log_probs_have_bits_of_model_with_experts(void **state)
 {
     (void)state;
-    run_one(true);
+    run_one(EXPERTS);
 }
 
-static void run_tp(bool is_sparse, bool sequence_parallel)
+static void run_tp(kind_t kind, bool sequence_parallel)
 {
     struct shared *shared;
 
     if (rk_test_device_max_ranks() < 2)
         skip(); /* the run on one device */
-    shared = make_shared(is_sparse);
+    shared = make_shared(kind);
     shared->sequence_parallel = sequence_parallel;
     assert_int_equal(rk_test_run_world(2, "unix", run_rank, shared, RUN_TIMEOUT_S), 0);
     check_outcomes(shared, 2);
@@ -389,7 +424,7 @@ static void run_tp(bool is_sparse, bool sequence_parallel)
 static void test_generate_strict_tp_log_probs_have_bits_of_model(void **state)
 {
     (void)state;
-    run_tp(false, false);
+    run_tp(DENSE, false);
 }
 
 /* Sums over tp use reduce-scatter, and rows are padded: they must be bit-identical to the sums in generation.
@@ -397,19 +432,38 @@ static void test_generate_strict_tp_log_probs_have_bits_of_model(void **state)
 static void test_generate_strict_log_probs_have_bits_of_sequence_parallel_model(void **state)
 {
     (void)state;
-    run_tp(false, true);
+    run_tp(DENSE, true);
 }
 
 static void test_generate_strict_tp_log_probs_have_bits_of_model_with_experts(void **state)
 {
     (void)state;
-    run_tp(true, false);
+    run_tp(EXPERTS, false);
 }
 
 static void test_generate_strict_log_probs_have_bits_of_sequence_parallel_model_with_experts(void **state)
 {
     (void)state;
-    run_tp(true, true);
+    run_tp(EXPERTS, true);
+}
+
+/* Keys and values of a step are made from the cache as a packed pass makes them. */
+static void test_generate_strict_log_probs_have_bits_of_model_with_latents(void **state)
+{
+    (void)state;
+    run_one(LATENTS);
+}
+
+static void test_generate_strict_tp_log_probs_have_bits_of_model_with_latents(void **state)
+{
+    (void)state;
+    run_tp(LATENTS, false);
+}
+
+static void test_generate_strict_log_probs_have_bits_of_sequence_parallel_model_with_latents(void **state)
+{
+    (void)state;
+    run_tp(LATENTS, true);
 }
 
 int main(void)
@@ -421,6 +475,9 @@ int main(void)
         cmocka_unit_test(test_generate_strict_log_probs_have_bits_of_model_with_experts),
         cmocka_unit_test(test_generate_strict_tp_log_probs_have_bits_of_model_with_experts),
         cmocka_unit_test(test_generate_strict_log_probs_have_bits_of_sequence_parallel_model_with_experts),
+        cmocka_unit_test(test_generate_strict_log_probs_have_bits_of_model_with_latents),
+        cmocka_unit_test(test_generate_strict_tp_log_probs_have_bits_of_model_with_latents),
+        cmocka_unit_test(test_generate_strict_log_probs_have_bits_of_sequence_parallel_model_with_latents),
     };
 
     if (rk_test_device_is_per_rank())

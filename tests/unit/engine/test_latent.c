@@ -47,6 +47,21 @@ static struct rk_test_model open_model(const char *config, rk_dtype_t dtype, rk_
 
 /* --- what is kept --- */
 
+/* Goal: random weights begin with a correction bias of zero. */
+static void test_correction_bias_begins_with_zeros(void **state)
+{
+    struct rk_test_model test = open_model(WITH_RANK, RK_DTYPE_F32, RK_NUMERICS_FAST);
+    int64_t param = rk_model_find_param(test.model, "model.layers.1.mlp.gate.e_score_correction_bias");
+    double values[RK_PARAM_WIDE_PARTS * 4];
+
+    (void)state;
+    assert_true(param >= 0);
+    assert_ok(rk_model_gather_param(test.model, param, RK_PARAM_VALUE, values));
+    for (size_t i = 0; i < RK_ARRAY_LEN(values); i++)
+        assert_true(values[i] == 0);
+    rk_test_model_close(&test);
+}
+
 /* Of DeepSeek-V3 and Moonlight: 512 + 64 values a token and layer. */
 static void test_cache_is_one_tensor_of_the_latent(void **state)
 {
@@ -387,6 +402,7 @@ static void test_gradients_match_differences(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_correction_bias_begins_with_zeros),
         cmocka_unit_test(test_cache_is_one_tensor_of_the_latent),
         cmocka_unit_test(test_kept_activations_are_latents),
         cmocka_unit_test(test_strict_generation_has_the_bits_of_packed_passes),
