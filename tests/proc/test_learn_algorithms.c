@@ -1,5 +1,6 @@
-/* The digits example learns with other algorithms, and with layers of experts, too: one of them per process
- * (RK_TEST_ALGORITHM). Release binaries only; the seven take a quarter of an hour on two cores. */
+/* The digits example learns with other algorithms, and with layers of experts or latent attention, too: one
+ * of them per process (RK_TEST_ALGORITHM). Release binaries only; the nine take a quarter of an hour on two
+ * cores. */
 #include <string.h>
 
 #include "base/rk_alloc.h"
@@ -37,6 +38,7 @@ static const struct algorithm algorithms[] = {
     {"moe_ep",
      EXAMPLES "moe.json",
      {TP "1", "actor_rollout_ref.actor.megatron.expert_model_parallel_size=2"}},
+    {"mla", EXAMPLES "mla.json", {0}},
 };
 
 static void learn(const struct algorithm *algorithm, const char *seed)
