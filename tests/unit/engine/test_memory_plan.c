@@ -54,6 +54,15 @@
     " \"moe_intermediate_size\": 32, \"shared_expert_intermediate_size\": 48, \"mlp_only_layers\": [1],"  \
     " \"max_position_embeddings\": 128, \"initializer_range\": 0.1}"
 
+/* Latent attention, with experts in two of three layers. */
+#define LATENT(q_lora_rank)                                                                               \
+    "{\"model_type\": \"deepseek_v3\", \"hidden_size\": 64, \"intermediate_size\": 128,"                  \
+    " \"num_hidden_layers\": 3, \"num_attention_heads\": 8, \"vocab_size\": 131,"                         \
+    " \"q_lora_rank\": " q_lora_rank ", \"kv_lora_rank\": 16, \"qk_nope_head_dim\": 8,"                   \
+    " \"qk_rope_head_dim\": 4, \"v_head_dim\": 8, \"first_k_dense_replace\": 1, \"n_routed_experts\": 4," \
+    " \"num_experts_per_tok\": 2, \"n_group\": 1, \"topk_group\": 1, \"moe_intermediate_size\": 32,"      \
+    " \"max_position_embeddings\": 128, \"initializer_range\": 0.1}"
+
 #define SMALL                                                                                               \
     "{\"model_type\": \"llama\", \"hidden_size\": 16, \"intermediate_size\": 16, \"num_hidden_layers\": 1," \
     " \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"vocab_size\": 131,"                         \
@@ -75,6 +84,9 @@ struct plan_case {
     int32_t pp, vpp;
     int32_t num_first, num_last; /* layers of the first and last stage; 0: as many as the others */
     bool is_cpu_only;
+    /* Steps of few sequences with long parts of prompts need more than the steps that are run for the peak.
+     */
+    bool plans_other_steps;
 };
 
 #define F32_3_STEPS  .num_steps = 3, .dtype = RK_DTYPE_F32
@@ -109,6 +121,15 @@ static const struct plan_case cases[] = {
      .dp = 2,
      BF16_3_STEPS,
      .sequence_parallel = true},
+    {.label = "latent", .config = LATENT("24"), F32_3_STEPS, .plans_other_steps = true},
+    {.label = "latent bf16 tp=2 strict sp, recompute",
+     .config = LATENT("null"),
+     .tp = 2,
+     STRICT,
+     BF16_3_STEPS,
+     .recompute_num_layers = 1,
+     .sequence_parallel = true,
+     .plans_other_steps = true},
     {.label = "llama", .config = CONFIG("llama", "false"), F32_3_STEPS},
     {.label = "llama strict", .config = CONFIG("llama", "false"), STRICT, F32_3_STEPS},
     {.label = "llama, few blocks", .config = CONFIG("llama", "true"), F32_3_STEPS, .num_blocks = 7},
@@ -451,8 +472,11 @@ static struct rk_status *generate(struct roles *roles, int32_t prompt_len, int32
     return rk_rollout_generate(roles->rollout, requests, COUNT, results, NULL);
 }
 
-/* Every kind as planned; `is_peak`: the largest passes have run. */
-static int check_memory(const struct rk_memory_plan *plan, const struct rk_model *model, bool is_peak)
+/* How much of what is planned has been used, when the largest passes have run. */
+typedef enum use { SOME, NOT_MORE, ALL } use_t;
+
+/* Every kind as planned. */
+static int check_memory(const struct rk_memory_plan *plan, const struct rk_model *model, use_t use)
 {
     struct rk_model_memory held = rk_model_get_memory(model), planned = plan->memory;
 
@@ -471,9 +495,10 @@ static int check_memory(const struct rk_memory_plan *plan, const struct rk_model
     RK_RANK_CHECK(held.num_slots == planned.num_slots, "%lld slots, %lld planned", (long long)held.num_slots,
                   (long long)planned.num_slots);
     RK_RANK_CHECK(held.step_overflows == 0, "%llu overflows", (unsigned long long)held.step_overflows);
-    if (!is_peak)
+    if (use == SOME)
         return 0;
-    RK_RANK_CHECK(held.activation_peak_bytes == planned.activation_peak_bytes,
+    RK_RANK_CHECK(use == NOT_MORE ? held.activation_peak_bytes <= planned.activation_peak_bytes
+                                  : held.activation_peak_bytes == planned.activation_peak_bytes,
                   "%llu bytes used, %llu planned", (unsigned long long)held.activation_peak_bytes,
                   (unsigned long long)planned.activation_peak_bytes);
     RK_RANK_CHECK(held.pass_host_peak_bytes == planned.pass_host_peak_bytes,
@@ -500,8 +525,11 @@ static int check_plans(const struct roles *roles, bool is_peak)
     RK_RANK_CHECK(stats.allocated_bytes == planned, "%llu bytes allocated, %llu planned",
                   (unsigned long long)stats.allocated_bytes, (unsigned long long)planned);
     RK_RANK_CHECK(stats.peak_bytes == stats.allocated_bytes, "more was allocated for a while");
-    return check_memory(&roles->actor_plan, roles->test.model, is_peak) ||
-           (roles->sampler && check_memory(&roles->rollout_plan, roles->sampler, is_peak));
+    return check_memory(&roles->actor_plan, roles->test.model, is_peak ? ALL : SOME) ||
+           (roles->sampler && check_memory(&roles->rollout_plan, roles->sampler,
+                                           !is_peak                        ? SOME
+                                           : roles->row->plans_other_steps ? NOT_MORE
+                                                                           : ALL));
 }
 
 static int run_largest(struct roles *roles)
