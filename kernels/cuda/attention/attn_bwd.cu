@@ -1,11 +1,11 @@
 /* Attention backward by mma.sync: every tensor-core head_dim, compute capability 8.0 on. Twin of
  * kernels/cpu/attn_varlen_bwd.c; the plan is in attn_bwd.cuh.
  *
- * Work split   dk, dv: a block of 4 warps has 64 keys, 16 a warp, and walks blocks of 64 queries of its
- *              query heads. dq: 64 queries, walking blocks of 64 keys. head_dim 256 goes in two slices
- *              of 128 gradient columns, each with all scores.
- * Tile         Four tiles of 64 x head_dim in shared memory (68 KiB at head_dim 128), not
- *              double-buffered: two blocks an SM cover each other's loads.
+ * Work split   dk, dv: a block of 4 warps has 64 keys, 16 a warp, and iterates over blocks of 64 queries of
+ *              its query heads. dq: 64 queries, iterating over blocks of 64 keys. head_dim 256 is processed
+ *              in two slices of 128 gradient columns, each with all scores.
+ * Tile         Four tiles of 64 x head_dim in shared memory (68 KiB at head_dim 128), not double-buffered:
+ *              with two blocks per SM, one computes while the other loads.
  * Measured     H200, 2 x 4096 tokens, causal, 2048 columns of heads: 193 TFLOP/s at head_dim 128, 167 at
  *              64, 179 at 96, 84 at 256 (counted as 2.5 times the forward pass).
  * Numerics     p and ds are rounded to bf16 for the products; sums in f32, repeatable. */

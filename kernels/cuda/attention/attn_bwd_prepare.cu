@@ -2,9 +2,9 @@
  * and the sum of the parts of dk and dv, with zeros for keys in no segment. Twin of
  * kernels/cpu/attn_varlen_bwd.c with attn_bwd.cu, attn_bwd_sm90.cu.
  *
- * Parts        A kv head's gradient sums over the query heads of its group. Blocks of keys alone give too
- *              few blocks of threads for models with few kv heads, so the group is cut into parts, as
- *              many as shapes and chip call for; each leaves its f32 sum, added here in ascending order.
+ * Parts        A kv head's gradient sums over the query heads of its group. Splitting by keys only gives too
+ *              few thread blocks for models with few kv heads, so the group is split into parts, whose number
+ *              depends on shapes and GPU; the parts' f32 sums are added here in ascending order.
  * Traffic      delta 4 * head_dim bytes a row: 3.3 TB/s on H200 (21 us for 8192 tokens of 16 x 128). The
  *              parts 8 * num_parts * head_dim bytes a token and kv head. */
 #include "kernels/cuda/attention/attn_common.cuh"

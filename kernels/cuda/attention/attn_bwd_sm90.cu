@@ -1,11 +1,11 @@
 /* Attention backward by wgmma, head_dim 64 and 128. Twin of kernels/cpu/attn_varlen_bwd.c; the plan is in
  * attn_bwd.cuh.
  *
- * Work split   dk, dv: two warpgroups of 64 keys walk blocks of 64 queries. dq: two of 64 queries walk
- *              blocks of 128 keys. One more warp feeds them through the copy engine, two stages deep.
- * Products     S^T = K Q^T and dP^T = V dout^T from shared memory; p^T and ds^T go from their
- *              accumulators into the A registers of dv += p^T dout and dk += ds^T Q, whose B operand is
- *              the same tile read by columns: nothing is written back to shared memory.
+ * Work split   dk, dv: two warpgroups of 64 keys iterate over blocks of 64 queries. dq: two of 64 queries
+ *              iterate over blocks of 128 keys. One more warp loads their operands by TMA, in two stages.
+ * Products     S^T = K Q^T and dP^T = V dout^T from shared memory; p^T and ds^T go from their accumulators
+ *              into the A registers of dv += p^T dout and dk += ds^T Q, whose B operand is the same tile read
+ *              by columns; nothing is written back to shared memory.
  * Memory       dk, dv: K, V 64 KiB + 2 x 32 KiB (head_dim 128); dq: 64 KiB + 2 x 64 KiB.
  * Registers    dk, dv: 64 + 64 for the sums, 32 + 32 for s and dp a lane; dq: 64, 64 + 64.
  * Measured     H200, causal, TFLOP/s counted as 2.5 times the forward pass (3.5 are computed), one run

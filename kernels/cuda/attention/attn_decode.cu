@@ -2,17 +2,17 @@
  * definition in attn.h.
  *
  * Work split   A tile is 16 rows of one sequence and kv head, a row being a query head of the group at a
- *              token: the keys are read once for all heads of a group. A block takes every num_parts-th
- *              split of 512 keys of a tile; how many parts there are follows from the shapes and changes
- *              no bits.
- * Pipeline     K and V blocks of 128 keys alternate in three buffers filled by cp.async, two of them
- *              always on the way: 64 KiB a block at head_dim 128, two blocks an SM.
+ *              token: the keys are read once for all heads of a group. A block takes every num_parts-th split
+ *              of 512 keys of a tile; the number of parts follows from the shapes and does not change the
+ *              bits.
+ * Pipeline     K and V blocks of 128 keys alternate in three buffers filled by cp.async, two of them always
+ *              in flight: 64 KiB per block at head_dim 128, two blocks per SM.
  * Warps        Four share a block of keys: 32 keys each in QK, a quarter of head_dim each in PV.
- * Merge        In ascending order of the splits. A block that has all splits of a tile merges each into what
- *              it has in registers. Else a split leaves output, maximum and sum (f32) in the workspace, and
- *              the last block of a tile to finish merges them.
+ * Merge        In ascending order of the splits. A block that has all splits of a tile merges each into its
+ *              registers. Otherwise output, maximum and sum (f32) of a split are written to the workspace,
+ *              and the last block of a tile to finish merges them.
  * Traffic      2 * head_dim * 2 bytes a key and kv head: the kernel is bound by device memory.
- * Measured     In attn_decode_sm90.cu, beside its figures. */
+ * Measured     In attn_decode_sm90.cu, together with its figures. */
 #include "kernels/cuda/attention/attn_decode.cuh"
 
 namespace

@@ -1,9 +1,9 @@
 /* Attention over the paged cache for few queries a sequence, head_dim 64 and 128, keys and values by TMA.
  * Twin of kernels/cpu/attn_paged.c; the plan is that of attn_decode.cu, with one difference:
  *
- * Pipeline     A fifth warp walks the block table and has the engine copy the cache's blocks, one lane
- *              each, into a ring of key blocks (96 KiB, two blocks of threads an SM); the four that
- *              compute spend no instructions on addresses and wait for nothing but data.
+ * Pipeline     A fifth warp reads the block table and issues TMA copies of the cache's blocks, one lane each,
+ *              into a ring of key blocks (96 KiB, two thread blocks per SM); the four compute warps spend no
+ *              instructions on addresses and wait for data only.
  * Measured     H200, hd128, blocks of 16, one query a sequence, in a graph; us here, TB/s, us by
  *              attn_decode.cu:
  *                 64 x  1024 keys, 12 on 2 heads    23.8  2.8    24.9
@@ -15,11 +15,12 @@
  *              The last row is what a call costs beyond its traffic: start, lookups, merge.
  *              Among the kernels of a decode step (layer_time) 64 x 1088 keys add 23.5 us on 2 heads, 27.5
  *              with nothing read ahead; on 4 heads 39 and 42.
- * Overlap      What is settled of the past is looked up, and loaded as far as the ring holds it, before the
- *              stream has been waited for.
- * Tried        Three parts of 64 x 1088 keys, as many as splits: 1 us more on 2 heads, 7 us more on 4. Two
- *              stages and three blocks an SM: 0.6 us less on 2 heads, 3 us more on 4. Six stages and one
- *              block an SM: the same. The keys behind the ring's into L2 ahead: 6 us more.
+ * Overlap      If the past is settled (rk_kernels.h), its blocks are looked up and loaded, as far as the ring
+ *              has space, before the previous kernel has ended.
+ * Tried        Three parts of 64 x 1088 keys, equal to the number of splits: 1 us more on 2 heads, 7 us more
+ *              on 4. Two stages and three blocks an SM: 0.6 us less on 2 heads, 3 us more on 4. Six stages
+ *              and one block an SM: the same. Prefetching the keys after those of the ring into L2: 6 us
+ *              more.
  * Limits       Cache blocks of 8 to 128 tokens, a power of two. */
 #include "kernels/cuda/attention/attn_decode.cuh"
 #include "kernels/cuda/attention/attn_sm90.cuh"

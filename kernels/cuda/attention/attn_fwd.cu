@@ -1,16 +1,16 @@
 /* Attention forward by mma.sync, over packed sequences and over the paged cache (prefill chunks).
  * Twin of kernels/cpu/attn_varlen.c and attn_paged.c; definition in attn.h.
  *
- * Work split   A block of 8 warps (4 for head_dim 256) has 16 queries of one head a warp and walks the
- *              key blocks it sees, heaviest tiles first. head_dim 256 goes in two slices of 128 output
- *              columns, each with all scores.
+ * Work split   A block of 8 warps (4 for head_dim 256) has 16 queries of one head a warp and iterates over
+ *              its key blocks, tiles with the most work first. head_dim 256 is processed in two slices of 128
+ *              output columns, each with all scores.
  * Tile         Q, one key block of K and one of V in shared memory: 104 KiB at head_dim 128, one block
  *              an SM. K of the next block arrives during softmax and PV, V during QK (cp.async).
- * Registers    Scores 64, output 64, total of the splits 64 a lane. That the splits are part of the
- *              definition keeps a warp at 16 queries, and so the kernel bound by ldmatrix: each warp
- *              reads all of K and V.
- * Measured     H200, 2 x 4096 tokens, causal, 2048 columns of heads: 189 TFLOP/s at head_dim 128, 146
- *              at 64, 172 at 96, 79 at 256. Where attn_fwd_sm90.cu can, it takes over.
+ * Registers    Scores 64, output 64, total of the splits 64 a lane. The totals of the splits, which are part
+ *              of the definition, limit a warp to 16 queries; the kernel is therefore bound by ldmatrix: each
+ *              warp reads all of K and V.
+ * Measured     H200, 2 x 4096 tokens, causal, 2048 columns of heads: 189 TFLOP/s at head_dim 128, 146 at 64,
+ *              172 at 96, 79 at 256. attn_fwd_sm90.cu is used instead where it is supported.
  * Numerics     attn.h. Key tiles past the diagonal are skipped, which changes no bits. */
 #include "kernels/cuda/attention/attn_internal.cuh"
 #include "kernels/cuda/attention/attn_keys.cuh"

@@ -1,11 +1,10 @@
 /* Attention forward by wgmma, packed sequences and paged cache (prefill), head_dim 64 and 128. Twin of
  * kernels/cpu/attn_varlen.c and attn_paged.c; definition in attn.h.
  *
- * Work split   One block an SM, which takes tiles of 128 queries of one head, heaviest first, alternating
- *              in direction from round to round so that the sums come out even. Two warpgroups of 64
- *              queries, and one warp that finds the tiles and feeds Q, K and V through the copy engine
- *              (K and V two stages deep); it runs ahead into the next tile while the last one is
- *              finished and stored.
+ * Work split   One block per SM, which processes tiles of 128 queries of one head, those with the most work
+ *              first, alternating in direction from round to round to balance the blocks. Two warpgroups of
+ *              64 queries, and one warp that determines the tiles and loads Q, K and V by TMA (K and V in two
+ *              stages); it loads the next tile while the previous one is finished and stored.
  * Overlap      The warpgroups take turns at the tensor cores (PV of one block, then QK of the next, both
  *              started at once), so that one computes its softmax while the other multiplies.
  * Memory       Q 32 KiB, K and V 2 x 32 KiB each, output 32 KiB (head_dim 128).
@@ -18,10 +17,10 @@
  *                hd128 16 x  512, 28 on 4 heads   204 / 299
  *                hd64   2 x 4096, 14 on 2 heads   285 / 386
  *              Paged, 2048 queries of 28 on 4 heads, hd128: 446 (4 x 2048 keys), 468 (1 x 16384).
- * Tried        Scores of the next block before the output of this one, with its softmax beside the output:
- *              4% slower, as the totals need shared memory then. Passing the turn before the output is
- *              there: the same. Heads in sections whose K and V fit the L2 cache: 85% hits instead of
- *              71%, but 1 to 18% slower, and the backward pass up to 15%.
+ * Tried        Scores of the next block before the output of this one, with its softmax overlapping the
+ *              output: 4% slower, because the totals then need shared memory. Passing the turn before the
+ *              output is complete: the same. Heads in sections whose K and V fit the L2 cache: 85% hits
+ *              instead of 71%, but 1 to 18% slower, and the backward pass up to 15%.
  * Numerics     attn.h; wgmma and mma.sync agree in a chain of k16 steps. */
 #include "kernels/cuda/attention/attn_internal.cuh"
 #include "kernels/cuda/attention/attn_sm90.cuh"

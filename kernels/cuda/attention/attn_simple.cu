@@ -5,7 +5,7 @@
  * Work split   Forward and dq: one warp a query and head, keys in blocks of 32 at absolute positions, a
  *              lane a key for the scores and a lane every 32nd column for the output. dk and dv: one
  *              warp a key and kv head, queries in blocks of 32, in ascending order of query head.
- * Traffic      Each query reads all the keys it sees, from the caches at best.
+ * Traffic      Each query reads all of its keys, at best from L1 and L2.
  * Numerics     f32; every sum has an order that depends on the query's (key's) position only, so that
  *              packed and paged attention agree bit for bit and the backward pass repeats. */
 #include "kernels/cuda/attention/attn_internal.cuh"

@@ -1,27 +1,26 @@
 /* Twin of kernels/cpu/bias.c.
  *
- * Work split   A block takes RK_TILE_BIAS_LANES packs of 8 columns, a thread each side by side, of one
- *              part of the rows, RK_TILE_BIAS_ROWS rows at a time. There are as many parts as make about
- *              RK_TILE_BIAS_BLOCKS blocks; the block that finishes last of its columns adds them.
+ * Work split   A block takes RK_TILE_BIAS_LANES packs of 8 columns, a thread each side by side, of one part
+ *              of the rows, RK_TILE_BIAS_ROWS rows at a time. The number of parts gives about
+ *              RK_TILE_BIAS_BLOCKS blocks; the last block of its columns to finish adds them.
  *
  * Traffic      Reads dy; the parts are 1% of that at 8192 rows.
  *
- * Measured     H200, bf16, 8192 rows: 10.2 us at 2048 columns (76% of 4.3 TB/s), 20.2 at 4608
- *              (87%). The parts take 2 us of it, and a launch has its beginning and end: reading alone
- *              is 9.4 and 19.6.
+ * Measured     H200, bf16, 8192 rows: 10.2 us at 2048 columns (76% of 4.3 TB/s), 20.2 at 4608 (87%). This
+ *              includes 2 us for the parts and the launch overhead: reading alone takes 9.4 and 19.6.
  *
  * Limits       RK_CUDA_COUNTERS * 128 columns.
  *
  * Numerics     f32 (f64 for F64). Of a part, each row of threads adds its rows in ascending order, then these
- *              sums are added in ascending order; so are the parts, whichever block does it. Repeatable; the
- *              bits depend on the shape.
+ *              sums are added in ascending order; so are the parts, by any block. Reproducible; the bits
+ *              depend on the shape.
  *
- * Tried        In us at 2048 and 4608 columns. No rows brought to L2 while the kernel before ends: 11.0
- *              and 21.3; 32 threads side by side, without these rows: 11.3 and 21.4. More blocks than fit
- *              at once: 14.4 and 25.5; room for a third one an SM: 14 and 29. Half as many blocks: 11.8
- *              and 22. Loops whose last rows are loaded one by one: 16.0 and 28.2. A second kernel for
- *              the parts: 1 us slower. Clusters of 8 blocks that add their parts in shared memory: 11.5
- *              and 21.8. Lighter fences around the counter: 0.5 us slower. */
+ * Tried        In us at 2048 and 4608 columns. Without prefetching rows into L2 while the previous kernel
+ *              ends: 11.0 and 21.3; 32 threads side by side, without prefetching: 11.3 and 21.4. More blocks
+ *              than fit at once: 14.4 and 25.5; three blocks per SM: 14 and 29. Half as many blocks: 11.8 and
+ *              22. Loops whose last rows are loaded one by one: 16.0 and 28.2. A second kernel for the parts:
+ *              1 us slower. Clusters of 8 blocks that add their parts in shared memory: 11.5 and 21.8.
+ *              Lighter fences around the counter: 0.5 us slower. */
 #include "kernels/cuda/column_sum.cuh"
 
 /* Threads in x, and the columns of a thread block. */

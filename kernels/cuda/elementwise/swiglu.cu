@@ -1,7 +1,7 @@
 /* Twin of kernels/cpu/swiglu.c.
  *
  * Work split   One thread for a pack of 8 columns of a row; rows in grid x, 256 packs of a row in grid y. The
- * backward pass with probabilities, which sums over a row, has one block per row.
+ *              backward pass with probabilities, which sums over a row, has one block per row.
  *
  * Traffic      Forward: read gate and up, write y: 6 bytes an element in bf16. Backward: read dy, gate and
  *              up, write dgate and dup (and y): 10 (12). 8192 x 8960 on an H200: 107 and 181 us, 96% and 94%
@@ -10,7 +10,7 @@
  * Limits       65535 * 2048 columns.
  *
  * Numerics     f32. 1 / (1 + e^-g) has its limits where e^-g overflows; the division is exact to 2 ulp. The
- * sum of dprobs has the order of rk_block_sum, independent of the number of rows.
+ *              sum of dprobs has the order of rk_block_sum, independent of the number of rows.
  *
  * Tried        Storing elements one by one, as a pack of bf16 is by default: a third of the speed. */
 #include "kernels/cuda/cuda_common.cuh"

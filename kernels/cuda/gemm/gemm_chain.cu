@@ -5,7 +5,7 @@
  *              16-bit types: 2 x 2 warps of 32 x 32, mma.sync.m16n8k16. F32 and F64: 8 x 4 outputs a thread,
  *              fused multiply-adds.
  *
- * Traffic      A is read N/64 times, B M/64 times, element by element: no speed is claimed.
+ * Traffic      A is read N/64 times, B M/64 times, element by element: not optimised for speed.
  *
  * Limits       65535 * 64 rows of C; C of the dtype of A and B, or F32.
  *

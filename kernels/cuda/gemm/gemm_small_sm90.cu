@@ -1,37 +1,38 @@
-/* C = A B^T (+ bias) in bf16 for few rows of A (decode steps), compute capability 9.0: what bounds it is
- * the reading of B, and the library leaves much of that on the table where K is long and N short, and
- * between the kernels of a step. The kernel is in gemm_small_sm90.cuh; here is what it runs on.
+/* C = A B^T (+ bias) in bf16 for few rows of A (decode steps), compute capability 9.0: it is bound by reading
+ * B, and cuBLASLt does not reach this bound where K is large and N small, nor between the kernels of a step.
+ * The kernel is in gemm_small_sm90.cuh; this file selects its tile and launches it.
  *
- * Work split   A block makes 64 x TN outputs with one warpgroup of wgmma; two more threads have the copy
- *              engine fill a ring of stages of A and one of B, of k256 (k64 where the tile is wide).
- *              Blocks of a cluster that share rows of A (those along N) or of B (along M) load boxes in
- *              turns and multicast them: every block takes in all of K of its rows of A and B, which is
- *              several times B in all and more than L2 could give. Of A only the rows that there are get
- *              loaded; the sums of the others are not stored.
+ * Work split   A block computes 64 x TN outputs with one warpgroup of wgmma; two more threads issue the TMA
+ *              copies to a ring of stages of A and one of B, of k256 (k64 where the tile is wide). Blocks of
+ *              a cluster that share rows of A (those along N) or of B (along M) load boxes in turns and
+ *              multicast them: every block reads all of K of its rows of A and B, in total several times the
+ *              size of B, which exceeds the bandwidth of L2. Only existing rows of A are loaded; the sums of
+ *              other rows are not stored.
  *
- * Numerics     Every output is one ascending chain over K of k16 steps into one f32 accumulator, which are
- *              the bits of gemm_chain.cu and of the library with split-K = 1, whatever the tile. K is
- *              padded with zeros to whole stages. With K in parts, which strict does not take, a block of
- *              the cluster makes each part, and their sums are added in ascending order in f32. Then the
- *              bias and one rounding; for swiglu the roundings of swiglu.cu.
+ * Numerics     Every output is one ascending chain over K of k16 steps into one f32 accumulator, which gives
+ *              the bits of gemm_chain.cu and of cuBLASLt with split-K = 1, for every tile. K is padded with
+ *              zeros to whole stages. With K in parts, which strict numerics do not use, each part is
+ *              computed by one block of the cluster, and the sums are added in ascending order in f32. Then
+ *              the bias and one rounding; for swiglu the roundings of swiglu.cu.
  *
- * Overlap      B that is settled is on its way before the kernel in front of this one has ended: as much
- *              as the ring holds. That needs kernels that let this one start (rk_start_next).
+ * Overlap      A settled B (rk_kernels.h) is loaded before the previous kernel has ended, as far as the ring
+ *              has space. This requires previous kernels that allow the early start (rk_start_next).
  *
- * Bound        The largest of: B by the bandwidth of memory; (64 + TN) K elements a block by the 64 bytes
- *              a clock that an SM takes in; K / 16 dependent steps of 18 + TN / 4 clocks.
+ * Bound        The largest of: the size of B over the memory bandwidth; (64 + TN) K elements per block at 64
+ *              bytes per clock and SM; K / 16 dependent steps of 18 + TN / 4 clocks.
  *
- * Measured     H200, 64 rows: us that an operator adds to a step (layer_time), and by the library, swiglu
- *              apart. 1.5B: qkv 3.2 and 5.8, o 4.3 and 5.3, gate_up with swiglu 15.7 and 18.6 + 2.1, down
- *              14.5 and 16.9, in four parts 12.6 (the library with a split of K 12.4). 7B: 11.9 and 12.0, 9.9
- *              and 9.6, 68 and 73.4 + 3.1, 40 and 78 alone, in four parts 40 (41).
+ * Measured     H200, 64 rows: us that an operator adds to a step (layer_time), first of this kernel, then of
+ *              cuBLASLt (with swiglu as a separate kernel). 1.5B: qkv 3.2 and 5.8, o 4.3 and 5.3, gate_up
+ *              with swiglu 15.7 and 18.6 + 2.1, down 14.5 and 16.9, in four parts 12.6 (cuBLASLt with a split
+ *              of K 12.4). 7B: 11.9 and 12.0, 9.9 and 9.6, 68 and 73.4 + 3.1, 40 and 78 alone, in four parts
+ *              40 (41).
  *
  * Tried        Stages of k128 for narrow tiles: down strict 20 us instead of 16. Two blocks an SM, so that
- *              the next product's blocks find room beside: 1 to 7 us more each. Bringing the rest of B
- *              into L2 as well, by the copy engine or by the norm in front: 1 to 5 us more. More stages of
- *              B than of A: the same. Letting the next kernel start before this one has waited: the same.
- *              mma.sync: 88 us for the 7B's down projection, since every warp reads its operands from
- *              shared memory for itself. */
+ *              blocks of the next GEMM can run at the same time: 1 to 7 us more each. Prefetching the rest of
+ *              B into L2 as well, by TMA or in the preceding norm: 1 to 5 us more. More stages of B than of
+ *              A: the same. Allowing the next kernel to start before this one has waited for the previous
+ *              one: the same. mma.sync: 88 us for the 7B's down projection, since every warp reads its
+ *              operands from shared memory separately. */
 #include "kernels/cuda/gemm/gemm_small.h"
 #include "kernels/cuda/gemm/gemm_small_sm90.cuh"
 

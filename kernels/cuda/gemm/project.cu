@@ -3,18 +3,18 @@
  * Work split   Forward: a warp takes RK_TILE_PROJECT_FWD_ROWS rows, a lane every 32nd pack of 8 elements of
  *              each; RK_TILE_PROJECT_COLS columns of the scores at a time. Backward: a block takes 256
  *              elements of a row, a pack a lane, of one part of the rows, a row a warp,
- *              RK_TILE_PROJECT_BWD_ROWS of them on their way; a thread writes its pack of dx and keeps its
- *              share of dweight in registers. There are as many parts as make about
- *              RK_TILE_PROJECT_BLOCKS blocks, and column_finish_kernel adds them.
+ *              RK_TILE_PROJECT_BWD_ROWS of them in flight; a thread writes its pack of dx and keeps its share
+ *              of dweight in registers. The number of parts gives about RK_TILE_PROJECT_BLOCKS blocks, and
+ *              column_finish_kernel adds them.
  *
  * Traffic      Forward: read x, 2 bytes an element in bf16. Backward: read x, write dx, 4 bytes. The weight
- *              comes from L1. With more than RK_TILE_PROJECT_COLS columns x is read again for every so many,
- *              from L2 where it fits.
+ *              comes from L1. With more than RK_TILE_PROJECT_COLS columns x is read once for each group of so
+ *              many columns, from L2 if it fits.
  *
  * Numerics     f32 (f64 for F64). A score is summed by each lane in ascending packs, then by a butterfly: its
  *              bits depend on its row of x and of the weight only. dx is one chain in ascending columns.
- *              dweight: each warp of a part adds its rows in ascending order, then come warps, then parts in
- *              a fixed order: repeatable, but its bits depend on the number of rows. */
+ *              dweight: each warp of a part adds its rows in ascending order, then warps, then parts are
+ *              added in a fixed order: reproducible, but its bits depend on the number of rows. */
 #include "kernels/cuda/column_sum.cuh"
 
 constexpr int WARPS = RK_TILE_PROJECT_WARPS;

@@ -1,9 +1,9 @@
 /* Twin of kernels/cpu/grouped_gemm.c: grouped_gemm_sm90.cu on Hopper for the arguments that it supports;
  * otherwise the tiles of gemm_chain.cuh.
  *
- * Work split   A block makes a 64 x 64 tile. How many rows the groups have is known on the device only, so
- * there are as many blocks as any groups could need: one for each 64 rows and one more a group. Each looks
- * for its rows; those that find none end.
+ * Work split   A block makes a 64 x 64 tile. The groups' numbers of rows are known on the device only, so the
+ *              number of blocks is an upper bound: one for each 64 rows and one more per group. Each block
+ *              determines its rows; blocks without rows end.
  *
  * Numerics     Those of gemm_chain.cu: one ascending chain over k, or over the rows of a group. */
 #include "kernels/cuda/moe/grouped_gemm.h"

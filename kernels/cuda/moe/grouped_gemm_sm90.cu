@@ -1,31 +1,34 @@
-/* Products of groups of rows with a matrix of each group's own, in bf16, compute capability 9.0. The kernel
- * is in grouped_gemm_sm90.cuh; here is what it runs on.
+/* GEMMs of groups of rows with a separate matrix per group, in bf16, compute capability 9.0. The kernel is in
+ * grouped_gemm_sm90.cuh; this file selects its tiles and launches it.
  *
- * Work split   As many blocks as SMs, in clusters of two, take tiles in turn: 128 of the matrix's rows (of
- * its columns for an input gradient) by up to 256 rows of the group. So a group's last tile is as narrow as
- * its rows, in steps of 64 (32 at the end), and the groups' sizes are read on the device. Two warpgroups of
- * wgmma have 64 of the 128 each; one thread has the copy engine fill a ring of stages of k64. The blocks of a
- * cluster have the same rows of the group, of which each loads half and multicasts it. Results go to shared
- * memory, transposed where they are rows of y, and the copy engine writes them while the next tile is made.
- * For few rows a group tiles of 64 with more stages: then memory is what is waited for.
+ * Work split   One block per SM, in clusters of two; the clusters process tiles in turn: 128 of the matrix's
+ *              rows (of its columns for an input gradient) by up to 256 rows of the group. A group's last
+ *              tile is as narrow as its remaining rows, in steps of 64 (32 at the end), and the groups' sizes
+ *              are read on the device. Two warpgroups of wgmma have 64 of the 128 each; one thread issues the
+ *              TMA copies to a ring of stages of k64. The blocks of a cluster have the same rows of the
+ *              group, of which each loads half and multicasts it. Results go to shared memory, transposed
+ *              where they are rows of y, and TMA writes them while the next tile is computed. With few rows
+ *              per group tiles of 64 with more stages are used, since the kernel is then bound by memory
+ *              latency.
  *
  * Numerics     Every output is one ascending chain of k16 steps into one f32 accumulator, the bits of
- *              gemm_chain.cuh, whatever the tile. For a weight gradient the chain runs over the group's rows;
- *              what a stage has behind them is zeroed first, since it is another group's or was never
- * written.
+ *              gemm_chain.cuh, for every tile. For a weight gradient the chain runs over the group's rows;
+ *              the rest of a stage after them is zeroed first, since it belongs to another group or is
+ *              uninitialized.
  *
- * Bound        989 TFLOP/s at 1,830 MHz; a long run gets 1,400 to 1,600 MHz at 700 W. A weight gradient that
- * is added to in f32 moves 8 bytes an element: 0.8 ms for the sizes below.
+ * Bound        989 TFLOP/s at 1,830 MHz; in a long run 1,400 to 1,600 MHz at 700 W. A weight gradient that is
+ *              accumulated in f32 moves 8 bytes per element: 0.8 ms for the sizes below.
  *
- * Measured     H200, 128 groups of 512 rows, 2048 to 2 x 768 and back, TFLOP/s rested and in a row: up 677
- * and 660 (torch._grouped_mm on the same machine 680 and 591 to 647), down 523 and 566 (463 and 493),
- *              gradient of the up matrix in bf16 489 and 520 (454 and 490), in f32 388 and 414, added to 252.
- *              Sizes with a lognormal distribution (the largest 6.4 times the mean): up 524. 4 rows a group:
- * the matrices are read with 4.17 TB/s (up) and 4.0 (down).
+ * Measured     H200, 128 groups of 512 rows, 2048 to 2 x 768 and back, TFLOP/s of a single run and of
+ *              back-to-back runs: up 677 and 660 (torch._grouped_mm on the same machine 680 and 591 to 647),
+ *              down 523 and 566 (463 and 493), gradient of the up matrix in bf16 489 and 520 (454 and 490),
+ *              in f32 388 and 414, accumulated 252. Sizes with a lognormal distribution (the largest 6.4
+ *              times the mean): up 524. 4 rows per group: the matrices are read at 4.17 TB/s (up) and 4.0
+ *              (down).
  *
  * Tried        Writing results from registers: 458 instead of 523 for down, 311 instead of 489 for the
- *              gradient. Four stages and no room for results: the same for up. A group's tiles about equal
- *              in width: the same for lognormal sizes. */
+ *              gradient. Four stages without shared memory for results: the same for up. Tiles of about equal
+ *              width within a group: the same for lognormal sizes. */
 #include "kernels/cuda/moe/grouped_gemm.h"
 #include "kernels/cuda/moe/grouped_gemm_sm90.cuh"
 

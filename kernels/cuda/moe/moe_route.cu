@@ -1,7 +1,7 @@
 /* Twin of kernels/cpu/moe_route.c.
  *
- * Work split   A warp for a token, whose scores lie in shared memory; a lane has every 32nd expert. The
- * chosen are found one after the other.
+ * Work split   One warp per token, whose scores are in shared memory; a lane has every 32nd expert. The
+ *              chosen experts are found one after the other.
  *
  * Traffic      The logits once; K passes over shared memory.
  *

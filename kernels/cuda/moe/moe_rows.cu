@@ -1,10 +1,11 @@
 /* Twin of kernels/cpu/moe_rows.c.
  *
- * Work split   Sort: a block for an expert reads all choices, counts those of smaller experts and gives
- * places to its own, 1024 choices at a time. Combine: a block for a token, a thread a pack of 8 columns.
+ * Work split   Sort: one block per expert reads all choices, counts those of smaller experts and assigns
+ *              places to its own, 1024 choices at a time. Combine: one block per token, one thread per pack
+ *              of 8 columns.
  *
  * Traffic      Sort: 4 bytes a choice and expert, from L2: 65,536 choices of 128 experts are 34 MB. Combine:
- * the rows once in, the sums once out.
+ *              the rows are read once, the sums written once.
  *
  * Numerics     Combine: f32 (f64 for F64), in ascending experts, one rounding. */
 #include "kernels/cuda/cuda_common.cuh"

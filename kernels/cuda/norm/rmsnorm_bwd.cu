@@ -2,28 +2,28 @@
  *
  * Work split   RK_TILE_NORM_PARTS blocks of consecutive rows each, as many rows at a time as a block has
  *              groups of threads, so that a thread keeps its columns' share of dweight in registers; the
- *              group's next row is on its way to shared memory meanwhile, each thread's packs to a place of
- *              its own. column_finish_kernel adds the parts, 32 columns a block.
+ *              group's next row is loaded to shared memory meanwhile, each thread's packs to a separate
+ *              place. column_finish_kernel adds the parts, 32 columns a block.
  *
  * Traffic      Read dy, x, dresidual, write dx: 8 bytes an element in bf16, and 4 * RK_TILE_NORM_PARTS bytes
  *              a column twice. 8192 x 1536: 101 MB, 23 us at 4.3 TB/s.
  *
  * Measured     H200, bf16, 8192 rows of 1536 and of 3584: 31.2 us (75% of 4.3 TB/s) and 64.0 (85%), of which
- *              the second kernel is some 3 at any size.
+ *              the second kernel takes about 3 at any size.
  *
  * Limits       hidden_size <= 16384 (RK_TILE_NORM_*). Rows that are not aligned, or of which
  *              RK_TILE_NORM_STAGES do not fit into shared memory, are not loaded ahead.
  *
- * Numerics     f32 (f64 for F64). Sums over a row have the order of rk_block_sum over threads that
- *              depend on hidden_size alone, so a row's bits do too. dweight is summed in ascending rows
- *              inside a group, then groups, then parts in a fixed order: repeatable, but its bits depend on
- *              the number of rows.
+ * Numerics     f32 (f64 for F64). Sums over a row have the order of rk_block_sum over threads that depend on
+ *              hidden_size only, and so do a row's bits. dweight is summed in ascending rows inside a group,
+ *              then groups, then parts in a fixed order: reproducible, but its bits depend on the number of
+ *              rows.
  *
- * Tried        At 1536 and 3584: blocks of one group, 256 parts of four rows on their way each: 38.4 and
- *              72.9 us; 264 parts: 33.1 and 79.7. Two rows of each group on their way: 33.6 and 67.9. The
- *              parts added by the last blocks of the same launch, in two steps: 9 and 19 us more, one SM
- *              reads too slowly. The second kernel with 256 threads a block: 1 us more. The block's barrier
- *              in the loop, groups in step: 0.7 and 0.6 us more. */
+ * Tried        At 1536 and 3584: blocks of one group, 256 parts with four rows in flight each: 38.4 and 72.9
+ *              us; 264 parts: 33.1 and 79.7. Two rows of each group in flight: 33.6 and 67.9. The parts added
+ *              by the last blocks of the same launch, in two steps: 9 and 19 us more, because one SM reads
+ *              too slowly. The second kernel with 256 threads a block: 1 us more. The block's barrier in the
+ *              loop, groups in step: 0.7 and 0.6 us more. */
 #include "kernels/cuda/column_sum.cuh"
 #include "kernels/cuda/norm/rmsnorm.cuh"
 

@@ -7,13 +7,13 @@
  *
  * Measured     H200, bf16, 8192 rows of 1536 and of 3584: 26.4 us (89% of 4.3 TB/s) and 58.6 (93%).
  *
- * Overlap      The next kernel may start at once, and a settled weight is loaded before the stream has been
- *              waited for.
+ * Overlap      The next kernel may start at once, and a settled weight (rk_kernels.h) is loaded before the
+ *              previous kernel has ended.
  *
  * Limits       hidden_size <= 16384 (RK_TILE_NORM_*).
  *
- * Numerics     f32 (f64 for F64). Sums over a row have the order of rk_block_sum over threads that
- *              depend on hidden_size alone, so a row's bits do too. */
+ * Numerics     f32 (f64 for F64). Sums over a row have the order of rk_block_sum over threads that depend on
+ *              hidden_size only, and so do a row's bits. */
 #include "kernels/cuda/norm/rmsnorm.cuh"
 
 template <class T> struct norm_fwd {

@@ -13,8 +13,8 @@
  *
  * Limits       Fewer than 2^31 packs (32-bit division finds token and head); tables without gaps.
  *
- * Numerics     f32, products rounded before they are added. A position outside the tables leaves its
- *              row as it is.
+ * Numerics     f32, products rounded before they are added. A position outside the tables leaves its row
+ *              unchanged.
  *
  * Tried        Without the early start (rk_launch): 16.3 and 32.8 us. Four heads a thread were 4%
  *              slower, one as fast as two. */

@@ -1,19 +1,19 @@
-/* Twin of rope_kv_write in kernels/cpu/rope.c, and of next_tokens in kernels/cpu/rows.c: what a step over a
- * cache does between its products.
+/* Twin of rope_kv_write in kernels/cpu/rope.c, and of next_tokens in kernels/cpu/rows.c: the operations of a
+ * step over a cache between its GEMMs.
  *
  * Work split   rope_kv_write: one thread for 8 pairs of a head of q or k (two packs, half a head apart), or
  *              for the same two packs of a head of v.
  *
  * Traffic      Read and write q and k, read v, write both to the cache. 64 tokens of 12 + 2 + 2 heads of 128:
- *              0.7 MB, so a call costs what a launch costs; rope, rope and kv_write cost three.
+ *              0.7 MB, so a call takes the time of one launch; separate rope, rope and kv_write take three.
  *
- * Overlap      The next kernel may start at once; places and factors that are settled are loaded before the
- *              stream has been waited for.
+ * Overlap      The next kernel may start at once; settled positions, slots and tables (rk_kernels.h) are
+ *              loaded before the previous kernel has ended.
  *
- * Limits       Fewer than 2^31 packs; tables without gaps. Keys and values whose shapes or strides differ
- *              take the operator's parts.
+ * Limits       Fewer than 2^31 packs; tables without gaps. For keys and values with different shapes or
+ *              strides the separate operators are used.
  *
- * Numerics     Those of rope.cu. A position outside the tables leaves q and k as they are; a slot outside the
+ * Numerics     Those of rope.cu. A position outside the tables leaves q and k unchanged; a slot outside the
  *              cache is skipped. */
 #include "kernels/cuda/cuda_common.cuh"
 

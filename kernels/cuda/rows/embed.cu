@@ -1,35 +1,34 @@
 /* Twin of kernels/cpu/embed.c.
  *
  * Work split   Forward: a row move. Backward: embed_sort_kernel finds an order in which equal rows are
- *              neighbours. Each of its blocks has a range of the (permuted) rows, looks at all tokens, counts
- *              those of each of its rows and those before its range, and gives places to its own. Then
- *              embed_bwd_kernel has a block for RK_TILE_EMBED_SEGMENT places and adds the tokens of the rows
- *              that begin there. More than RK_TILE_EMBED_PIECE of one row are added in pieces, and the block
- *              that comes last adds these.
+ *              neighbours. Each of its blocks has a range of the (permuted) rows, reads all tokens, counts
+ *              those of each of its rows and those before its range, and assigns places to its own. Then
+ *              embed_bwd_kernel has one block per RK_TILE_EMBED_SEGMENT places, which adds the tokens of the
+ *              rows that begin there. More than RK_TILE_EMBED_PIECE tokens of one row are added in pieces,
+ *              and the last block to finish adds the pieces.
  *
  * Traffic      Backward: read dout once, read and write the rows of dtable that occur; 4 bytes a column and
  *              piece of frequent tokens.
  *
- * Measured     H200, bf16 and a table in f32, 8192 tokens: 38.6 us at 1536 columns (76% of 4.3 TB/s) and
- *              80 us at 3584 (85%), where nearly all are different; the order is 4.5 us of that. 1536
- *              columns: 39 us where 3729 are different, as in a text; 46 where a tenth is one token, 100
- *              where all are; 14 where three quarters are elsewhere. 32768 tokens: 135 us.
+ * Measured     H200, bf16 and a table in f32, 8192 tokens: 38.6 us at 1536 columns (76% of 4.3 TB/s) and 80
+ *              us at 3584 (85%), with nearly all ids different; of this the sort takes 4.5 us. 1536 columns:
+ *              39 us with 3729 different ids, as in a text; 46 if a tenth of the tokens have the same id, 100
+ *              if all have; 14 if three quarters are on other ranks. 32768 tokens: 135 us.
  *
- * Limits       Fewer than 2^31 tokens and rows. Every block of the sort looks at all tokens: 128 of them,
- *              more where there are more than 2^18 rows.
+ * Limits       Fewer than 2^31 tokens and rows. Every block of the sort reads all tokens: 128 blocks, more
+ *              for more than 2^18 rows.
  *
  * Numerics     f32 (f64 for F64), one rounding. No atomics on floats; the sum of a row has an order that
- *              depends on the tokens alone.
+ *              depends on the tokens only.
  *
- * Tried        In us at 1536 columns. A sort whose blocks compare their tokens with all others of a range
- *              of rows: 7 more, 170 more where three quarters are elsewhere. No order, but blocks that
- *              look at all tokens for those like their own eight, and tokens of one row that share its
- *              columns: 46, 165 in a text. Sums in the order of the tokens, whose first rows were brought
- *              to L2 during the sort: 40, up to twice as long with frequent tokens. The sort brings rows
- *              to L2: 2 more. Its threads 1024: 0.9 more; few registers, so that blocks of the sums wait
- *              beside it: 2 more; keys computed again, not kept: 0.6 more. The sums with 8 columns a
- *              thread, 1 or 4 rows on their way together, or streaming loads and stores: no better.
- */
+ * Tried        In us at 1536 columns. A sort whose blocks compare their tokens with all others of a range of
+ *              rows: 7 more, 170 more if three quarters are on other ranks. No sort, but blocks that search
+ *              all tokens for ids equal to their own eight, with the columns of a row split over its tokens:
+ *              46, 165 in a text. Sums in the order of the tokens, with first rows prefetched into L2 during
+ *              the sort: 40, up to twice as long with frequent tokens. Prefetching rows into L2 in the sort:
+ *              2 more. 1024 threads in the sort: 0.9 more; few registers, so that blocks of the sums are
+ *              resident at the same time: 2 more; keys recomputed instead of kept: 0.6 more. Sums with 8
+ *              columns per thread, 1 or 4 rows in flight, or streaming loads and stores: no better. */
 #include "base/rk_alloc.h"
 #include "kernels/cuda/column_sum.cuh"
 #include "kernels/cuda/rows/embed_order.cuh"

@@ -1,17 +1,17 @@
 /* Twin of kernels/cpu/latent_kv.c.
  *
- * Work split   Keys and values, forward and backward: blocks of 256 threads, a thread for a unit of a head's
+ * Work split   Keys and values, forward and backward: blocks of 256 threads, one thread per unit of a head's
  *              row; a unit is 16, 8, 4, 2 or 1 bytes, the largest that widths, starts and strides are
- * multiples of. The sum over the heads: a thread for a column of a token. Blocks of a cache: a block for a
- *              block.
+ *              multiples of. The sum over the heads: one thread per column of a token. Blocks of a cache: one
+ *              thread block per cache block.
  *
- * Traffic      Every element in once and out once: 8192 tokens of 16 heads of 192 and 128 in bf16 are 84 MB
- *              out. The shared part is read once a head, from L2.
+ * Traffic      Every element is read once and written once: 8192 tokens of 16 heads of 192 and 128 in bf16
+ *              are 84 MB written. The shared part is read once per head, from L2.
  *
  * Limits       2^31 - 1 blocks of threads.
  *
  * Numerics     The sum is f32 (f64 for F64), in the order of the heads, rounded once. A block outside the
- * cache becomes zeros. */
+ *              cache becomes zeros. */
 #include "kernels/cuda/cuda_common.cuh"
 
 namespace

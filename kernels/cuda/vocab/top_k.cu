@@ -1,15 +1,16 @@
 /* Twin of kernels/cpu/top_k.c.
  *
  * Work split   One block of 512 threads a row. The search of the sampler (sample_filter.cuh) finds the K-th
- *              largest, of equal ones the last id that is taken; what is taken goes to shared memory in any
- *              order, and is sorted there.
+ *              largest logit and, among equal ones, the last selected id; selected entries are written to
+ *              shared memory in any order and sorted there.
  *
- * Traffic      The row once from memory, then from L2 where it fits: for what can be taken, for each digit of
- *              the K-th largest and of the last id, 11 bits of it, and for what is taken.
+ * Traffic      The row once from memory, then from L2 if it fits: for the range of eligible entries, for each
+ *              11-bit digit of the K-th largest and of the last id, and for the selected entries.
  *
  * Limits       2^21 columns, K up to RK_VOCAB_IDS_MAX; no F64.
  *
- * Numerics     No arithmetic. Keys with the id below them make a total order, so the result is one. */
+ * Numerics     No arithmetic. Keys with the id as the low bits have a total order, so the result is
+ *              unique. */
 #include "kernels/cuda/vocab/sample_filter.cuh"
 
 constexpr int SORTED = RK_VOCAB_IDS_MAX;

@@ -4,8 +4,8 @@
  *
  * Limits       No F64 logits.
  *
- * Numerics     z is what stands for it in vocab_stats (vocab_common.cuh), so that the log-prob of a label has
- *              the same bits here. */
+ * Numerics     z is the value that represents it in vocab_stats (vocab_common.cuh), so that the log-prob of a
+ *              label has the same bits here. */
 #include "kernels/cuda/vocab/vocab_common.cuh"
 
 struct gather_ids {

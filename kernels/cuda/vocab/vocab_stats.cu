@@ -1,25 +1,25 @@
 /* Twin of kernels/cpu/vocab_stats.c.
  *
- * Work split   vocab_stats: one block of 512 threads a row; of each thread 8 packs of 8 logits are on their
- *              way to shared memory while 4 are added. Backward: one thread a pack, rows in grid x. Merge:
- *              one thread a token. Squares: a second kernel, one block of 512 threads a row, which counts
- *              on the maximum of the first.
+ * Work split   vocab_stats: one block of 512 threads a row; each thread has 8 packs of 8 logits in flight to
+ *              shared memory while it adds 4. Backward: one thread a pack, rows in grid x. Merge: one thread
+ *              a token. Squares: a second kernel, one block of 512 threads a row, which relies on the maximum
+ *              of the first.
  *
- * Traffic      vocab_stats: read the logits, 2 bytes each in bf16. Backward: read and write them, 4 bytes.
- *              On an H200, rows of 151936: 1024 rows 94.5 us (77% of 4.3 TB/s) and 173 us (83%), 2048 rows
- *              177 us (82%) and 346 us (84%). A term of the statistics is about 8 instructions, and its
- *              power of two, like the change to f64 of each eight, is one of 16 a clock and SM: 115 us by
- *              themselves at 2048 rows.
+ * Traffic      vocab_stats: read the logits, 2 bytes each in bf16. Backward: read and write them, 4 bytes. On
+ *              an H200, rows of 151936: 1024 rows 94.5 us (77% of 4.3 TB/s) and 173 us (83%), 2048 rows 177
+ *              us (82%) and 346 us (84%). A term of the statistics is about 8 instructions, and its power of
+ *              two, like the conversion to f64 of every eight, runs at 16 per clock and SM: 115 us for these
+ *              alone at 2048 rows.
  *
  * Limits       No F64.
  *
- * Numerics     vocab_common.cuh: terms f32, sums f64; log-probs have the same f32 bits whatever the split of
- *              the vocabulary. Backward f32, with the probabilities of the forward pass.
+ * Numerics     vocab_common.cuh: terms f32, sums f64; log-probs have the same f32 bits for every split of the
+ *              vocabulary. Backward f32, with the probabilities of the forward pass.
  *
- * Tried        Loads into registers, 4 packs in flight a thread: 100 and 191 us. Exponent and mantissa of
- *              every term apart, for any size of the logits: 14 instructions a term, 234 us. That is now
- *              for terms beyond 2^64 only (vocab_common.cuh). No lower limit of the logits where the smallest
- *              of eight is far from it: 2 us slower. */
+ * Tried        Loads into registers, 4 packs in flight a thread: 100 and 191 us. Separate exponent and
+ *              mantissa of every term, for logits of any size: 14 instructions per term, 234 us; now used for
+ *              terms beyond 2^64 only (vocab_common.cuh). Skipping the lower limit of the logits if the
+ *              smallest of eight is far above it: 2 us slower. */
 #include "kernels/cuda/vocab/vocab_common.cuh"
 
 struct vocab_part {
