@@ -1,5 +1,5 @@
-/* The server of the rows that measure gRPC alone: one thread, one method, which copies what it receives into
- * memory and answers with as many bytes as GetStatus. */
+/* The server of the rows that measure gRPC alone: one thread, one method, which copies the received bytes
+ * into memory and answers with as many bytes as GetStatus. */
 #include "bench/raw_grpc.h"
 
 #include <stdio.h>

@@ -95,7 +95,7 @@ struct rk_moe_names {
 struct rk_moe_config {
     int64_t num_experts, num_experts_per_tok;
     int64_t intermediate_size;        /* of an expert */
-    int64_t shared_intermediate_size; /* of what every token passes beside its experts; 0: nothing */
+    int64_t shared_intermediate_size; /* of the shared expert; 0: none */
     bool has_shared_gate; /* the shared expert's result is multiplied with the sigmoid of a score */
     /* The router (struct rk_moe_route_args). */
     bool is_sigmoid;     /* scores are sigmoids of the logits; otherwise their softmax */
@@ -163,7 +163,7 @@ enum rk_model_parts {
     RK_PARTS_ALL = (1u << 3) - 1,
 };
 
-/* How the passes of a model are split over the axes of its mesh, beside the sizes of these. */
+/* How the passes of a model are split over its mesh, in addition to the sizes of the axes. */
 struct rk_model_layout {
     RK_LAYOUT_KNOBS(RK_KNOB_FIELD, , , ) /* 0: not given */
 };

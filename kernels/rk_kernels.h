@@ -170,7 +170,7 @@ struct rk_head_norm_bwd_args {
 
 /* A narrow linear layer in full precision: value heads, classification scores.
  *   scores[t][c] = x[t] . weight[c] + bias[c]
- * Not for hundreds of columns: the input is read once for every few of them. */
+ * Not for hundreds of columns: the input is read once per small group of columns. */
 struct rk_project_fwd_args {
     rk_tensor_t scores; /* stat [T, columns] */
     rk_tensor_t x;      /* [T, hidden_size] */

@@ -38,7 +38,7 @@ struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const struct rk_pa
 /* Whether any file has the tensor under one of these names. */
 bool rk_hf_dir_has(const struct rk_hf_dir *dir, const struct rk_param *param);
 /* Logs tensors that no parameter uses: a sign that config.json does not match the weights. Layers for
- * multi-token prediction, which stand behind the others, have a warning of their own. */
+ * multi-token prediction, which follow the others, have a separate warning. */
 void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_model_core *core);
 
 /* --- hf_reader.c: threads read and convert blocks of tensors ahead of the device --- */

@@ -313,7 +313,7 @@ static bool is_scale(const struct rk_map *used, const char *name)
     return is_used;
 }
 
-/* Of a layer behind the model's, for multi-token prediction. */
+/* Whether the name is of a layer after the model's, for multi-token prediction. */
 static bool is_of_prediction(const struct rk_model_config *config, const char *name)
 {
     static const char prefix[] = "model.layers.";

@@ -1,7 +1,7 @@
-/* DeepSeek-V3, and what has its architecture (Moonlight): attention over a latent (nn/latent.c), an MLP in
- * the first layers, and in the others experts that are chosen by groups, with a correction bias, beside
- * shared ones without a gate. Hugging Face's head_dim is the number of rotated columns here, and
- * num_key_value_heads has no meaning of its own. */
+/* DeepSeek-V3 and models of its architecture (Moonlight): latent attention (nn/latent.c), an MLP in the first
+ * layers, and in the others experts chosen by groups with a correction bias, plus shared experts without a
+ * gate. Hugging Face's head_dim is the number of rotated columns here, and num_key_value_heads has no
+ * effect. */
 #include "engine/model/model_internal.h"
 
 #include "kernels/rk_kernels.h"
@@ -26,7 +26,7 @@ static const struct rk_layer_kind layer_kinds[] = {
 static const struct rk_moe_names moe_names = {
     .gate = "gate_proj", .up = "up_proj", .down = "down_proj", .shared = "shared_experts"};
 
-/* Sizes whose products stay far from overflow. */
+/* Reads sizes, limited so that their products do not overflow. */
 static struct rk_status *read_latent(struct rk_latent_config *out, const struct rk_json *hf_config)
 {
     const struct {
@@ -123,7 +123,7 @@ static struct rk_status *deepseek_v3_parse_config(struct rk_model_config *out,
     RK_TRY(read_latent(&out->latent, hf_config));
     out->head_dim = out->latent.qk_rope_head_dim;
     RK_TRY(rk_config_read_common(out, hf_config));
-    out->head_dim = out->latent.qk_rope_head_dim; /* whatever files say, as in transformers */
+    out->head_dim = out->latent.qk_rope_head_dim; /* independent of the file, as in transformers */
     if (out->num_kv_heads != out->num_heads)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "num_key_value_heads=%lld: expected num_attention_heads=%lld with latent attention",

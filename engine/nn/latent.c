@@ -1,19 +1,20 @@
-/* Causal self-attention over a latent (DeepSeek-V2, arXiv:2405.04434, section 2.1):
+/* Causal latent self-attention (DeepSeek-V2, arXiv:2405.04434, section 2.1):
  *
  *   c = Wkv_a x -> [kv_rank + rope];   l = [norm(c[:kv_rank]), rope(c[kv_rank:])]
  *   [k_nope; v] of every head = Wkv_b l[:kv_rank];   k = [k_nope, l[kv_rank:]]
  *   q = Wq x, or Wq_b norm(Wq_a x); the last columns of every head are rotated
  *   out = Wo attend(q, k, v), scores times mscale^2 / sqrt(nope + rope)
  *
- * What is remembered of a token is l. A tp rank has num_heads / tp heads of q, kv_b and o. The projections
- * down are whole on every rank and made of its rows of the residual stream; the products up sum the gradients
- * of the latents over tp like column-parallel ones, and so does l where all tokens are gathered: with
- * sequence parallelism it is l that is gathered, not the hidden state. Under context parallelism the latents
- * of all ranks are gathered, and keys and values made from them on each.
+ * The cached vector of a token is l. A tp rank has num_heads / tp heads of q, kv_b and o. The
+ * down-projections are replicated and applied to the rank's rows of the residual stream; the up-projections
+ * sum the gradients of the latents over tp like column-parallel layers. With sequence parallelism l is
+ * gathered instead of the hidden state. Under context parallelism the latents of all ranks are gathered, and
+ * every rank computes keys and values from them.
  *
- * For the backward pass the products down are kept, and queries where they are made from the hidden state;
- * norms, rotations and what is made from latents (queries, keys, values) are made again. Norms have their own
- * eps, 1e-6, as in transformers. latent_paged.c has the attention over a cache. */
+ * For the backward pass the results of the down-projections are kept, and queries if they are computed from
+ * the hidden state; norms, rotations and tensors computed from latents (queries, keys, values) are
+ * recomputed. Norms have a separate eps, 1e-6, as in transformers. Attention over a cache is in
+ * latent_paged.c. */
 #include "engine/nn/latent_internal.h"
 
 #include <math.h>
@@ -22,18 +23,18 @@
 
 #define NORM_EPS 1e-6F
 
-/* Enough for products that fill a GPU, and little beside a cache. */
+/* Large enough for GEMMs that fill a GPU, and small compared with a cache. */
 #define EXPANDED_BYTES ((int64_t)256 << 20)
 
 struct saved {
     rk_tensor_t down; /* [rows, q_rank + width]: before norms and rotation */
     rk_tensor_t q_rstd, kv_rstd;
-    rk_tensor_t q;   /* [T, heads * head_dim], rotated; none: made again */
+    rk_tensor_t q;   /* [T, heads * head_dim], rotated; none: recomputed */
     rk_tensor_t out; /* [T, heads, v_head_dim] */
     rk_tensor_t lse; /* [heads, T] */
 };
 
-/* Of the declaration. Some are made once in each direction. */
+/* Activations of the declaration. Some are computed once in each direction. */
 enum {
     DOWN,
     Q_RSTD,
@@ -116,7 +117,7 @@ static int64_t add(struct rk_param_table *params, const struct rk_block_site *si
                          name);
 }
 
-/* What every rank has whole, of its rows of the residual stream. */
+/* Declares a replicated weight that is applied to the rank's rows of the residual stream. */
 static struct rk_weight add_whole(struct rk_param_table *params, const struct rk_block_site *site,
                                   const char *name, int64_t num_rows, int64_t cols, uint32_t flags)
 {
@@ -126,7 +127,7 @@ static struct rk_weight add_whole(struct rk_param_table *params, const struct rk
     return (struct rk_weight){.param = add(params, site, &spec, name), .rows = num_rows, .cols = cols};
 }
 
-/* Rows of all heads, of which this rank has its own. */
+/* Declares rows of all heads, split over the ranks by heads. */
 static struct rk_weight add_up(struct rk_param_table *params, const struct rk_block_site *site,
                                const char *name, int64_t head_columns, int64_t cols)
 {
@@ -186,9 +187,9 @@ static struct rk_status *latent_declare(struct rk_block *block, struct rk_param_
     return NULL;
 }
 
-/* --- what both directions make --- */
+/* --- functions of both directions --- */
 
-/* The parts of the product down. */
+/* The parts of the down-projection's result. */
 static rk_tensor_t q_part(const struct rk_latent *latent, rk_tensor_t down)
 {
     return rk_tensor_cols(down, 0, latent->q_rank);
@@ -274,7 +275,7 @@ static struct rk_status *rotate_latents(const struct rk_pass *pass, const struct
     return rotate(pass, block, rk_tensor_split_cols(latents, 1, latents.shape[1]), latent->kv_rank, inverse);
 }
 
-/* Queries of all tokens, rotated, into q; from x, or from the latent, which *q_latent gets. */
+/* Computes the rotated queries of all tokens from x, or from the latent, which *q_latent receives. */
 static struct rk_status *make_queries(const struct rk_pass *pass, const struct rk_block *block,
                                       const struct saved *saved, rk_tensor_t x, rk_tensor_t q_latent,
                                       rk_tensor_t q)
@@ -287,8 +288,8 @@ static struct rk_status *make_queries(const struct rk_pass *pass, const struct r
     return rotate_queries(pass, block, q, false);
 }
 
-/* *latents [T, width] of all tokens of the pass, from the product down; `own`: memory for those of this
- * rank's rows. */
+/* Computes *latents [T, width] of all tokens of the pass from the down-projection's result; `own`: memory for
+ * those of this rank's rows. */
 static struct rk_status *make_latents(const struct rk_pass *pass, const struct rk_block *block,
                                       const struct saved *saved, rk_tensor_t own, rk_tensor_t *latents)
 {
@@ -302,7 +303,7 @@ static struct rk_status *make_latents(const struct rk_pass *pass, const struct r
     return rotate_latents(pass, block, *latents, false);
 }
 
-/* The latents of all cp ranks take the place of this rank's; they lie in the arena. */
+/* Replaces this rank's latents by those of all cp ranks, in the arena. */
 static struct rk_status *gather_latents(const struct rk_pass *pass, rk_tensor_t *latents)
 {
     rk_tensor_t mine = *latents;
@@ -330,7 +331,7 @@ struct rk_status *rk_latent_expand(const struct rk_pass *pass, const struct rk_l
                                           .alpha = 1});
 }
 
-/* Memory for keys and values of `count` tokens, or their gradients, side by side in *both. */
+/* Allocates *both for keys and values of `count` tokens, or their gradients, side by side. */
 static struct rk_status *alloc_keys(const struct rk_pass *pass, const struct rk_latent *latent, int64_t count,
                                     rk_tensor_t *both, rk_tensor_t *k, rk_tensor_t *v)
 {
@@ -343,7 +344,7 @@ static struct rk_status *alloc_keys(const struct rk_pass *pass, const struct rk_
     return NULL;
 }
 
-/* Keys and values of the latents, in the arena. */
+/* Computes keys and values from the latents, in the arena. */
 static struct rk_status *make_keys(const struct rk_pass *pass, const struct rk_latent *latent,
                                    rk_tensor_t latents, rk_tensor_t *k, rk_tensor_t *v)
 {
@@ -446,8 +447,9 @@ static struct rk_status *latent_forward(struct rk_pass *pass, const struct rk_bl
 
 /* --- backward --- */
 
-/* Of a call over the keys of all cp ranks: the two chunks of a sequence that a rank has share keys, so each
- * has a call of its own; the sum of what they leave. `both`: args->dk and args->dv side by side. */
+/* Backward pass over the keys of all cp ranks: the two chunks of a sequence on this rank share keys, so there
+ * is one call for each, and the gradients of keys and values are summed. `both`: args->dk and args->dv side
+ * by side. */
 static struct rk_status *context_bwd(const struct rk_pass *pass, const struct rk_latent *latent,
                                      struct rk_attn_varlen_bwd_args *args, rk_tensor_t both)
 {
@@ -466,7 +468,7 @@ static struct rk_status *context_bwd(const struct rk_pass *pass, const struct rk
     return NULL;
 }
 
-/* From the gradients by keys and values to dlatents [n, width], as `latents`: this rank's summands. */
+/* Computes dlatents [n, width] from the gradients of keys and values: this rank's summands. */
 static struct rk_status *keys_bwd(const struct rk_pass *pass, const struct rk_latent *latent,
                                   rk_tensor_t latents, rk_tensor_t dk, rk_tensor_t dv, rk_tensor_t dlatents)
 {
@@ -484,7 +486,7 @@ static struct rk_status *keys_bwd(const struct rk_pass *pass, const struct rk_la
     return rk_linear_bwd_input(pass, &latent->kv, dkv, own_columns(latent, dlatents));
 }
 
-/* What the backward pass makes: again, and gradients. */
+/* Tensors of the backward pass: recomputed ones, and gradients. */
 struct again {
     rk_tensor_t q_latent, q, latents;
     rk_tensor_t dattended, dq; /* of all tokens */
@@ -492,7 +494,7 @@ struct again {
     rk_tensor_t ddown;
 };
 
-/* Attention and what is in front of it: dq and dlatents. */
+/* Backward through attention, keys and values: computes dq and dlatents. */
 static struct rk_status *attend_bwd(const struct rk_pass *pass, const struct rk_latent *latent,
                                     const struct saved *saved, const struct again *again)
 {
@@ -516,7 +518,7 @@ static struct rk_status *attend_bwd(const struct rk_pass *pass, const struct rk_
     return rk_context_reduce(pass, dlatents, &again->dlatents, 1);
 }
 
-/* From dlatents of this rank's rows, summed, to their part of ddown. */
+/* Computes the latents' part of ddown from the summed dlatents of this rank's rows. */
 static struct rk_status *latents_bwd(const struct rk_pass *pass, const struct rk_latent *latent,
                                      const struct saved *saved, rk_tensor_t dlatents, rk_tensor_t ddown)
 {
@@ -526,7 +528,7 @@ static struct rk_status *latents_bwd(const struct rk_pass *pass, const struct rk
                                                               .x = rope_columns(latent, dlatents)});
 }
 
-/* Through the projections of queries and down, to dx. */
+/* Backward through the query and down-projections to dx. */
 static struct rk_status *down_bwd(const struct rk_pass *pass, const struct rk_block *block,
                                   const struct saved *saved, const struct again *again, rk_tensor_t x,
                                   rk_tensor_t dx)
@@ -547,7 +549,7 @@ static struct rk_status *down_bwd(const struct rk_pass *pass, const struct rk_bl
     return rk_axpby(pass->stream, &(struct rk_axpby_args){.y = dx, .x = part, .alpha = 1, .beta = 1});
 }
 
-/* Queries and latents as the forward pass had them. */
+/* Recomputes the queries and latents of the forward pass. */
 static struct rk_status *make_again(const struct rk_pass *pass, const struct rk_block *block,
                                     const struct saved *saved, rk_tensor_t x, struct again *again)
 {

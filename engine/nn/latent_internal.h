@@ -1,12 +1,12 @@
-/* Private to engine/nn: attention over a latent, what its packed and its paged form share. */
+/* Private to engine/nn: declarations shared by the packed and the paged form of latent attention. */
 #ifndef RK_LATENT_INTERNAL_H
 #define RK_LATENT_INTERNAL_H
 
 #include "engine/nn/nn_internal.h"
 
-/* Of this rank. */
+/* A block of latent attention on this rank. */
 struct rk_latent {
-    struct rk_weight down; /* [q_a; kv_a], or kv_a alone; whole on every tp rank */
+    struct rk_weight down; /* [q_a; kv_a], or kv_a only; replicated over tp */
     struct rk_weight q;    /* of this rank's heads, from the latent of queries or the hidden state */
     struct rk_weight kv;   /* [nope; v] of this rank's heads */
     struct rk_weight o;
@@ -14,10 +14,10 @@ struct rk_latent {
     int64_t num_heads, q_rank, kv_rank, nope, rope, v_head_dim;
     bool is_interleaved;
     float scale;
-    int64_t expanded_bytes; /* of keys and values that a step over a cache makes at a time */
+    int64_t expanded_bytes; /* bytes of keys and values that a step over a cache computes at a time */
 };
 
-/* Columns of a query and a key; of what is remembered of a token; of a head in the product of kv. */
+/* Columns of a query and a key; of the cached vector of a token; of a head in the result of kv. */
 static inline int64_t rk_latent_head_dim(const struct rk_latent *latent)
 {
     return latent->nope + latent->rope;
@@ -33,14 +33,14 @@ static inline int64_t rk_latent_kv_dim(const struct rk_latent *latent)
     return latent->nope + latent->v_head_dim;
 }
 
-/* The product of the up-projection over `latents` [n, width], of `num_heads` heads from `first` on, in the
- * arena: [n, num_heads * kv_dim]. */
+/* The up-projection of `latents` [n, width] for `num_heads` heads from `first` on, in the arena: [n,
+ * num_heads * kv_dim]. */
 struct rk_status *rk_latent_expand(const struct rk_pass *pass, const struct rk_latent *latent,
                                    rk_tensor_t latents, int64_t first, int64_t num_heads,
                                    rk_tensor_t *kv) RK_NODISCARD;
 
 /* latent_paged.c: attention of new tokens, whose queries q [T, heads, head_dim] and latents [T, width] are
- * rotated, over the block's cache, which gets the latents. */
+ * rotated, over the block's cache, to which the latents are written. */
 struct rk_status *rk_latent_attend_paged(const struct rk_pass *pass, const struct rk_block *block,
                                          rk_tensor_t q, rk_tensor_t latents, rk_tensor_t out) RK_NODISCARD;
 

@@ -1,15 +1,15 @@
 /* Attention over a paged cache of latents, in one of two forms.
  *
- *   expanded  keys and values of all blocks that the sequences have are made anew, and attention reads these.
- *             With strict numerics each has the bits that it has in a packed pass, and so has the result.
- *   absorbed  q_nope goes through the up-projection of keys instead, and the sum of latents through that of
- *             values: scores = [q_nope Wk, q_rope] . l,  out = (sum p l[:kv_rank]) Wv^T. Nothing is made but
- *             queries; the sums are rounded elsewhere.
+ *   expanded  keys and values of all cache blocks of the sequences are computed, and attention reads these.
+ *             With strict numerics they and the result are bit-identical to a packed pass.
+ *   absorbed  q_nope is multiplied by the up-projection of keys instead, and the sum of latents by that of
+ *             values: scores = [q_nope Wk, q_rope] . l,  out = (sum p l[:kv_rank]) Wv^T. Keys and values are
+ *             not computed; roundings differ.
  *
- * Strict numerics take the first form always: a step of S sequences over tables of B blocks of 16 costs a
- * product of [16 S B, kv_rank] with the up-projection in every layer. Fast numerics take it where the
- * products saved pay for that, in long parts of prompts, and decode in the second form. Both are the same
- * operators on all devices. */
+ * Strict numerics always use the first form: a step of S sequences over tables of B blocks of 16 costs a
+ * product of [16 S B, kv_rank] with the up-projection in every layer. Fast numerics use it for long prompt
+ * chunks, where it needs fewer operations, and the second form for decoding. Both use the same operators on
+ * all devices. */
 #include "engine/nn/latent_internal.h"
 
 #include "base/rk_assert.h"
@@ -37,7 +37,7 @@ static struct rk_attn_paged_args paged_args(const struct rk_pass *pass, const st
     };
 }
 
-/* Keys and values of heads [first, first + count) as a cache, which takes the place of the latents. */
+/* Keys and values of heads [first, first + count) as a cache, which replaces that of the latents. */
 static struct rk_status *attend_heads(const struct rk_pass *pass, const struct rk_latent *latent,
                                       rk_tensor_t blocks, int64_t first, int64_t count,
                                       struct rk_attn_paged_args *args)
@@ -81,8 +81,8 @@ static struct rk_status *gather_blocks(const struct rk_pass *pass, rk_tensor_t c
     return NULL;
 }
 
-/* Heads are taken in rounds of as many as fit into expanded_bytes, at least one. Rounds do not change a bit,
- * since heads do not know of one another. */
+/* Heads are processed in rounds of as many as fit into expanded_bytes, at least one. Rounds do not change the
+ * bits, since heads are independent. */
 static struct rk_status *attend_expanded(const struct rk_pass *pass, const struct rk_latent *latent,
                                          rk_tensor_t cache, struct rk_attn_paged_args args)
 {
@@ -107,7 +107,7 @@ static struct rk_status *attend_expanded(const struct rk_pass *pass, const struc
     return NULL;
 }
 
-/* The rows of the up-projection that make keys (or values) of head h. */
+/* The rows of the up-projection for keys (or values) of head h. */
 static rk_tensor_t rows_of_head(const struct rk_pass *pass, const struct rk_latent *latent, int64_t h,
                                 bool is_value)
 {
@@ -116,7 +116,7 @@ static rk_tensor_t rows_of_head(const struct rk_pass *pass, const struct rk_late
                           is_value ? latent->v_head_dim : latent->nope);
 }
 
-/* Of every head: [q_nope Wk, q_rope]. */
+/* Computes [q_nope Wk, q_rope] of every head. */
 static struct rk_status *absorb_queries(const struct rk_pass *pass, const struct rk_latent *latent,
                                         rk_tensor_t q, rk_tensor_t absorbed)
 {
@@ -165,8 +165,8 @@ static struct rk_status *attend_absorbed(const struct rk_pass *pass, const struc
     return NULL;
 }
 
-/* New tokens a sequence from which on the expanded form has fewer products: a key costs kv_rank * kv_dim to
- * make, and saves 2 kv_rank + rope - head_dim - v_head_dim with every query that sees it. */
+/* Number of new tokens per sequence from which on the expanded form needs fewer multiplications: a key costs
+ * kv_rank * kv_dim and saves 2 kv_rank + rope - head_dim - v_head_dim for every query that attends to it. */
 static int64_t tokens_to_expand(const struct rk_latent *latent)
 {
     int64_t saved =
@@ -175,8 +175,8 @@ static int64_t tokens_to_expand(const struct rk_latent *latent)
     return saved > 0 ? latent->kv_rank * rk_latent_kv_dim(latent) / saved + 1 : INT64_MAX;
 }
 
-/* What fast numerics may ever need: both forms, the expanded one over as many sequences as can have so many
- * tokens. */
+/* Dry run with the maximum memory of fast numerics: both forms, the expanded one for as many sequences as can
+ * have that number of tokens. */
 static struct rk_status *attend_dry(const struct rk_pass *pass, const struct rk_latent *latent,
                                     rk_tensor_t cache, struct rk_attn_paged_args args)
 {

@@ -1,6 +1,6 @@
-/* What latent attention does beside its products: keys and values put together from the parts that heads have
- * of their own and the one that they share, the sums of the gradients, and the blocks of sequences brought
- * together so that products can read them. */
+/* Operators of latent attention other than GEMMs: assembly of keys and values from the heads' separate parts
+ * and their shared part, the sums of the gradients, and gathering of the cache blocks of sequences for
+ * GEMMs. */
 #include "kernels/cpu/cpu_internal.h"
 
 #include <string.h>

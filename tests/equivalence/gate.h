@@ -35,7 +35,8 @@ struct rk_gate_model {
 
 struct rk_gate_layout {
     const char *name;
-    const char *model; /* the model that the sample, which runs for every change, combines with this layout */
+    const char *model; /* the model with which the sample, which runs for every change, combines this
+                        * layout */
     int32_t tp, cp, dp, pp, vpp; /* 0: 1 */
     int32_t ep, etp;             /* 0: 1, and tp */
     int32_t moe_dispatch_tokens; /* 0: the default */

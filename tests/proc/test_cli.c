@@ -336,7 +336,7 @@ static void test_rankctl_full_disk_is_an_error(void **state)
     rk_free(dir);
 }
 
-/* Goal: output that nobody has is a failure, long or short. */
+/* Goal: output that cannot be written is a failure, for short and long output. */
 static void test_rankctl_text_to_a_full_disk_exits_with_1(void **state)
 {
     static const char *const args[] = {"--help", "version", "run --help", "methods"};

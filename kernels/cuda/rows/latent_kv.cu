@@ -31,7 +31,7 @@ template <class Unit> struct head_rows {
     }
 };
 
-/* Keys [nope, rope], values, and what the product has of both, [nope, v]. */
+/* Keys [nope, rope], values, and the GEMM's result with a part of both, [nope, v]. */
 template <class Unit> struct kv_parts {
     head_rows<Unit> k, v, kv;
     const Unit *rope;
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS) gather_blocks_kernel(blo
     }
 }
 
-/* The bits that address, stride and width of a tensor's heads have. */
+/* The union of the bits of address, stride and width of a tensor's heads. */
 size_t head_bits(rk_tensor_t t)
 {
     size_t element = rk_dtype_bytes(t.dtype);
@@ -134,7 +134,7 @@ size_t head_bits(rk_tensor_t t)
     return (uintptr_t)t.data | (size_t)t.row_stride * element | (size_t)t.shape[t.rank - 1] * element;
 }
 
-/* The largest power of two up to 16 that has no bit below these. */
+/* The largest power of two up to 16 that divides all of them. */
 size_t unit_of(size_t bits)
 {
     bits |= 16;
