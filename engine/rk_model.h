@@ -301,7 +301,17 @@ struct rk_packed {
     const int32_t *positions;  /* [num_tokens] */
     const int32_t *cu_seqlens; /* [num_seqs + 1] */
     const int32_t *labels;     /* [num_tokens]: the id that position t must predict, or RK_LABEL_NONE */
+    /* Router replay: [num_tokens, num_layers, num_experts_per_tok] (rk_model_get_routes): the experts that
+     * each token goes to, instead of those with the largest scores; probabilities come from the current
+     * scores. NULL: the router chooses. */
+    const uint16_t *routed_experts;
 };
+
+/* Layers of experts of the whole model, and experts per token of each. 0, 0: the model has none. */
+struct rk_model_routes {
+    int64_t num_layers, num_experts_per_tok;
+};
+struct rk_model_routes rk_model_get_routes(const struct rk_model *model);
 
 /* Outputs that heads compute for a labelled position. */
 typedef enum rk_head_output {

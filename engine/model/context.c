@@ -144,9 +144,11 @@ static struct rk_status *list_segments(const struct cut *cut, struct rk_pass *pa
 }
 
 /* Copies this rank's tokens and positions to the device. */
-static struct rk_status *upload_rows(const struct cut *cut, struct rk_pass *pass)
+static struct rk_status *upload_rows(const struct cut *cut, struct rk_pass *pass,
+                                     const struct rk_model_core *core, const struct rk_packed *packed)
 {
-    const int32_t *rows = cut->to_ranks + rk_comm_group_rank(pass->context->group) * pass->num_tokens;
+    int64_t first = rk_comm_group_rank(pass->context->group) * pass->num_tokens;
+    const int32_t *rows = cut->to_ranks + first;
     int32_t *tokens, *positions;
 
     RK_TRY(rk_pass_alloc_host(pass, &tokens, pass->num_tokens, sizeof(*tokens)));
@@ -155,6 +157,7 @@ static struct rk_status *upload_rows(const struct cut *cut, struct rk_pass *pass
         tokens[i] = cut->padded.tokens[rows[i]];
         positions[i] = cut->padded.positions[rows[i]];
     }
+    RK_TRY(rk_model_upload_routes(core, pass, packed, cut->tokens + first));
     RK_TRY(upload(pass, &pass->tokens, tokens, pass->num_tokens));
     return upload(pass, &pass->positions, positions, pass->num_tokens);
 }
@@ -178,7 +181,7 @@ struct rk_status *rk_model_cut_packed(struct rk_model_core *core, struct rk_pass
     pass->num_rows = pass->num_tokens / (pass->splits_rows ? rk_comm_group_size(pass->tp) : 1);
     RK_TRY(upload(pass, &context->to_whole, cut.to_whole, cut.num_keys));
     RK_TRY(upload(pass, &context->to_ranks, cut.to_ranks, cut.num_keys));
-    RK_TRY(upload_rows(&cut, pass));
+    RK_TRY(upload_rows(&cut, pass, core, packed));
     return list_segments(&cut, pass, context);
 }
 

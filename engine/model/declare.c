@@ -48,6 +48,8 @@ static struct rk_status *declare_block(struct rk_model_core *core, struct rk_blo
     RK_TRY(block->ops->declare(block, &core->params, site));
     block->first_cache = core->num_caches;
     core->num_caches += block->decl.num_caches;
+    block->route = core->num_routes;
+    core->num_routes += block->decl.has_routes;
     return add_rope(core, block);
 }
 

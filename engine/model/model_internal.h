@@ -136,6 +136,7 @@ struct rk_model_core {
     struct rk_rope_tables *rope_tables; /* [num_ropes] */
     int32_t num_ropes;
     int64_t num_caches;      /* tensors of a paged cache, over all blocks */
+    int64_t num_routes;      /* blocks that have routes */
     rk_tensor_t row_numbers; /* I32 [RK_HEAD_CHUNK]: 0, 1, 2, ...; none if tp is 1 */
     struct rk_movable value_memory;
     void *values;  /* flat buffer of params.num_elements */
@@ -145,6 +146,16 @@ struct rk_model_core {
     uint64_t weight_version;
     bool has_warned_of_padding;
 };
+
+/* --- routes.c: router replay --- */
+/* OUT_OF_RANGE, naming token, layer and value, unless every token has distinct experts of the model;
+ * FAILED_PRECONDITION when the model has none. packed->routed_experts may be NULL. */
+struct rk_status *rk_model_check_routes(const struct rk_model_core *core,
+                                        const struct rk_packed *packed) RK_NODISCARD;
+/* Sets pass->routes. sources [pass->num_tokens]: the packed token of each token of this rank, -1 for padding;
+ * NULL: token t is packed token t, and padding follows the last. */
+struct rk_status *rk_model_upload_routes(const struct rk_model_core *core, struct rk_pass *pass,
+                                         const struct rk_packed *packed, const int32_t *sources) RK_NODISCARD;
 
 /* Fills params, layers, blocks, ropes, embedding, final_norm and head from core->config and core->dtype for
  * the rank at `coords`. Allocates nothing on the device. */

@@ -79,6 +79,7 @@ struct rk_status *rk_model_check_packed(const struct rk_model *model, const stru
     RK_ASSERT(packed->cu_seqlens[0] == 0);
     RK_ASSERT(packed->cu_seqlens[packed->num_seqs] == packed->num_tokens);
     RK_TRY(rk_packed_check_range("id", packed->tokens, packed->num_tokens, config->vocab_size));
+    RK_TRY(rk_model_check_routes(model->core, packed));
     return rk_packed_check_range("position", packed->positions, packed->num_tokens,
                                  config->max_position_embeddings);
 }
@@ -114,6 +115,7 @@ struct rk_status *rk_model_begin_packed(struct rk_model *model, const struct rk_
     if (rk_comm_group_size(rk_mesh_comms_group(model->core->mesh, RK_GROUP_CP)) > 1)
         return rk_model_cut_packed(model->core, pass, packed);
     RK_TRY(set_rows(pass, &all, model->core->config.max_position_embeddings));
+    RK_TRY(rk_model_upload_routes(model->core, pass, packed, NULL));
     RK_TRY(rk_step_upload(pass->kept, pass->stream, &pass->tokens, RK_DTYPE_I32, all.tokens, all.num_tokens));
     RK_TRY(rk_step_upload(pass->kept, pass->stream, &pass->positions, RK_DTYPE_I32, all.positions,
                           all.num_tokens));

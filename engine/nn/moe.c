@@ -25,8 +25,10 @@ static struct rk_pass pass_of_experts(const struct rk_pass *pass, const struct r
 {
     struct rk_pass experts = *pass;
 
-    if (moe->is_by_rows)
+    if (moe->is_by_rows) {
         experts.num_tokens = pass->num_rows;
+        experts.routes.begin = pass->splits_rows ? rk_comm_group_rank(pass->tp) * pass->num_rows : 0;
+    }
     return experts;
 }
 
@@ -94,7 +96,7 @@ static struct rk_status *experts_fwd(const struct rk_pass *pass, const struct rk
 
     RK_TRY(rk_activation_make(pass, block, RK_MOE_PROBS, &probs));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_ROWS, &x_rows));
-    RK_TRY(rk_moe_choose(pass, block->own, x, saved, probs));
+    RK_TRY(rk_moe_choose(pass, block, x, saved, probs));
     RK_TRY(rk_moe_sort_tokens(pass, saved, probs));
     if (y.data || !pass->ep)
         RK_TRY(rk_moe_hand_out(pass, saved, x, x_rows));

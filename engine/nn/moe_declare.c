@@ -253,6 +253,7 @@ struct rk_status *rk_moe_declare(struct rk_block *block, struct rk_param_table *
     struct rk_moe *moe = block->own;
 
     RK_TRY(check_mesh(params, config));
+    block->decl.has_routes = true;
     moe->config = *config;
     moe->dispatch_rows = at->layout->moe_dispatch_tokens * config->num_experts_per_tok;
     moe->hidden_size = at->config->hidden_size;

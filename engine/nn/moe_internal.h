@@ -83,7 +83,7 @@ struct rk_status *rk_moe_declare(struct rk_block *block, struct rk_param_table *
 
 /* --- moe_route.c: x [T, hidden_size] of all tokens of this rank --- */
 /* Fills logits and ids of `saved`, which has memory, and probs stat [T, K]. */
-struct rk_status *rk_moe_choose(const struct rk_pass *pass, const struct rk_moe *moe, rk_tensor_t x,
+struct rk_status *rk_moe_choose(const struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
                                 const struct rk_moe_saved *saved, rk_tensor_t probs) RK_NODISCARD;
 /* The gradient of the router, and dx += that of its input, from dprobs stat [T, K]. */
 struct rk_status *rk_moe_choose_bwd(const struct rk_pass *pass, const struct rk_block *block,

@@ -34,15 +34,26 @@ static struct rk_status *join_bias(const struct rk_pass *pass, const struct rk_m
     return NULL;
 }
 
-struct rk_status *rk_moe_choose(const struct rk_pass *pass, const struct rk_moe *moe, rk_tensor_t x,
+/* The experts that the pass gives; none: the router chooses. */
+static rk_tensor_t given_routes(const struct rk_pass *pass, const struct rk_block *block)
+{
+    if (!pass->routes.ids.data)
+        return (rk_tensor_t){0};
+    return rk_tensor_rows(pass->routes.ids, block->route * pass->routes.num_tokens + pass->routes.begin,
+                          pass->num_tokens);
+}
+
+struct rk_status *rk_moe_choose(const struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
                                 const struct rk_moe_saved *saved, rk_tensor_t probs)
 {
+    const struct rk_moe *moe = block->own;
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
     struct rk_moe_route_args args = route_args(moe, saved, probs);
 
     RK_TRY(rk_linear_fwd(pass, &moe->router, x, saved->logits));
     if (moe->config.has_correction_bias)
         RK_TRY(join_bias(pass, moe, &args));
+    args.given = given_routes(pass, block);
     RK_TRY(rk_moe_route(pass->stream, &args));
     rk_step_arena_release(pass->arena, mark);
     return NULL;

@@ -98,6 +98,12 @@ struct rk_pass {
     /* Where attention finds the keys: in packed sequences, in those of all cp ranks, or in a cache. */
     rk_tensor_t cu_seqlens; /* with a context: of segments */
     int32_t max_seqlen;
+    /* Router replay: I32 [num_routes * num_tokens, top_k], one layer after the other. None: the routers
+     * choose. This rank routes `num_tokens` of routes.num_tokens tokens, from `begin` on. */
+    struct {
+        rk_tensor_t ids;
+        int64_t num_tokens, begin;
+    } routes;
     const struct rk_context *context;    /* NULL: this rank has the whole micro-batch */
     const struct rk_paged_step *paged;   /* NULL: packed */
     const struct rk_engine_hooks *hooks; /* optional; NULL disables progress callbacks */
@@ -283,6 +289,7 @@ struct rk_activation_decl {
  * depend on the pass. */
 struct rk_block_decl {
     struct rk_rope_spec rope; /* width 0: no RoPE */
+    bool has_routes;          /* tokens go to experts, which a pass may give (rk_pass_routes) */
     int32_t num_caches;       /* 0: stores nothing per token */
     struct rk_cache_decl caches[RK_BLOCK_MAX_CACHES];
     int32_t num_activations; /* indices are defined by the block: it passes them to rk_activation_make */
@@ -299,6 +306,7 @@ struct rk_block {
     /* Set by the model from decl. */
     int64_t first_cache; /* index of its first tensor among those of all blocks */
     int32_t rope;        /* index of its table in the model; -1: none */
+    int64_t route;       /* index among the blocks that have routes */
 };
 
 /* Position of a block in the model when its parameters are declared. */

@@ -22,6 +22,7 @@ RK_BEGIN_DECLS
 #define RK_GATE_ELEMENTS_MAX 200000
 #define RK_GATE_DIFFS_MAX    (2 * RK_GATE_PARAMS_MAX + 16)
 #define RK_GATE_MAX_RANKS    8
+#define RK_GATE_ROUTES_MAX   12 /* layers times experts per token */
 #define RK_GATE_CASES_MAX    64 /* layouts */
 
 struct rk_gate_model {
@@ -31,6 +32,8 @@ struct rk_gate_model {
     /* 0: dense. With experts there is no BF16, in which rounding decides which of two close experts a token
      * goes to, and layouts round differently. */
     int32_t num_experts;
+    /* Router replay: routes are given, a function of token and layer. Then BF16 is compared as well. */
+    int32_t num_routes, top_k; /* layers of experts, and experts per token; 0: routers choose */
 };
 
 struct rk_gate_layout {
@@ -146,7 +149,9 @@ struct rk_gate_micro {
     int32_t cu_seqlens[RK_GATE_NUM_SEQS + 1];
     int32_t source[RK_GATE_MICRO_TOKENS]; /* index of the token in the batch; -1: padding */
     int32_t sequence[RK_GATE_MICRO_TOKENS];
+    uint16_t routed_experts[RK_GATE_MICRO_TOKENS * RK_GATE_ROUTES_MAX];
     const struct rk_gate_batch *batch;
+    const struct rk_gate_model *model;
     struct rk_gate_outcome *outcome;
     int32_t dp_rank;
     bool records; /* one rank per replica, in the first step */

@@ -55,6 +55,23 @@ static void add_sequence(struct rk_gate_micro *micro, int32_t s, int32_t length)
     micro->cu_seqlens[++packed->num_seqs] = (int32_t)packed->num_tokens;
 }
 
+/* Other experts for neighbouring tokens and layers; of padding, the same for all. */
+static void give_routes(struct rk_gate_micro *micro)
+{
+    const struct rk_gate_model *model = micro->model;
+    uint16_t *next = micro->routed_experts;
+
+    RK_ASSERT(model->num_routes * model->top_k <= RK_GATE_ROUTES_MAX);
+    for (int64_t t = 0; t < micro->packed.num_tokens; t++) {
+        for (int32_t layer = 0; layer < model->num_routes; layer++) {
+            for (int32_t k = 0; k < model->top_k; k++)
+                *next++ = (uint16_t)((5 * (micro->source[t] + 1) + 3 * layer + k * (1 + layer)) %
+                                     model->num_experts);
+        }
+    }
+    micro->packed.routed_experts = micro->routed_experts;
+}
+
 void rk_gate_micro_make(struct rk_gate_micro *micro, const struct rk_gate_layout *layout, int32_t index)
 {
     int32_t dp = RK_MAX(layout->dp, 1), num_micro_batches = RK_MAX(layout->num_micro_batches, 1);
@@ -71,6 +88,8 @@ void rk_gate_micro_make(struct rk_gate_micro *micro, const struct rk_gate_layout
         if (s % dp == micro->dp_rank && place == index)
             add_sequence(micro, s, layout->is_padded ? RK_GATE_SEQ_LEN_MAX : seq_lens[s]);
     }
+    if (micro->model->num_routes > 0)
+        give_routes(micro);
 }
 
 void rk_gate_record(double (*to)[RK_GATE_NUM_TOKENS], const struct rk_gate_micro *micro,

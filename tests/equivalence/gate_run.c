@@ -226,6 +226,7 @@ static int run_case(const struct rk_test_model_spec *spec, const struct rk_gate_
     training->is_first = !spec->world || rk_comm_world_rank(spec->world) == 0;
     training->is_main = coords->axis[RK_AXIS_TP] == 0 && coords->axis[RK_AXIS_CP] == 0;
     training->micro->batch = run->batch;
+    training->micro->model = test->model;
     training->micro->outcome = outcome;
     training->micro->dp_rank = coords->axis[RK_AXIS_DP];
     optim.bucket_elements = RK_MAX(layout->dp, 1) * RK_MAX(layout->cp, 1) > 1 ? BUCKET_ELEMENTS : 0;
@@ -304,7 +305,7 @@ bool rk_gate_can_run(const struct rk_gate_case *test)
         return false;
     if (test->dtype == RK_DTYPE_F64 && rk_test_device_dtype() != RK_DTYPE_F64)
         return false;
-    if (test->dtype == RK_DTYPE_BF16 && test->model->num_experts > 0)
+    if (test->dtype == RK_DTYPE_BF16 && test->model->num_experts > 0 && test->model->num_routes == 0)
         return false;
     if (test->model->num_experts % RK_MAX(test->layout->ep, 1) != 0)
         return false;

@@ -42,11 +42,12 @@
     " \"max_position_embeddings\": 128, \"initializer_range\": 0.1, \"tie_word_embeddings\": " tie "}"
 
 /* A value or score head has a weight of its own: it is not tied. The last four: the dtypes of the sample. */
-#define FAMILY(type, lm, tied, value, score)                                                         \
-    {type, CONFIG(type, "false"), "lm", lm, 0}, {type "_tied", CONFIG(type, "true"), "lm", tied, 0}, \
-        {type "_value", CONFIG(type, "false"), "value", value, 0},                                   \
-    {                                                                                                \
-        type "_score", CONFIG(type, "false"), "score", score, 0                                      \
+#define FAMILY(type, lm, tied, value, score)                             \
+    {type, CONFIG(type, "false"), "lm", lm, 0, 0, 0},                    \
+        {type "_tied", CONFIG(type, "true"), "lm", tied, 0, 0, 0},       \
+        {type "_value", CONFIG(type, "false"), "value", value, 0, 0, 0}, \
+    {                                                                    \
+        type "_score", CONFIG(type, "false"), "score", score, 0, 0, 0    \
     }
 
 const struct rk_gate_model rk_gate_models[] = {
@@ -56,15 +57,17 @@ const struct rk_gate_model rk_gate_models[] = {
     FAMILY("qwen2", RK_DTYPE_BF16, RK_DTYPE_F64, RK_DTYPE_BF16, RK_DTYPE_F32),
     /* Norms of queries and keys, whose gradients are partial on every tp rank. */
     FAMILY("qwen3", RK_DTYPE_BF16, RK_DTYPE_F32, RK_DTYPE_F64, RK_DTYPE_BF16),
-    {"qwen2_moe", SPARSE("qwen2_moe", "false", QWEN2_MOE), "lm", RK_DTYPE_F64, 7},
-    {"qwen3_moe_tied", SPARSE("qwen3_moe", "true", QWEN3_MOE), "lm", RK_DTYPE_F32, 8},
-    {"qwen2_moe_value", SPARSE("qwen2_moe", "false", QWEN2_MOE_8), "value", RK_DTYPE_F64, 8},
-    {"mixtral", SPARSE("mixtral", "false", MIXTRAL), "lm", RK_DTYPE_F64, 8},
-    {"latent", LATENT("false", "\"q_lora_rank\": 27, \"first_k_dense_replace\": 4,"), "lm", RK_DTYPE_BF16, 0},
+    {"qwen2_moe", SPARSE("qwen2_moe", "false", QWEN2_MOE), "lm", RK_DTYPE_F64, 7, 0, 0},
+    {"qwen3_moe_tied", SPARSE("qwen3_moe", "true", QWEN3_MOE), "lm", RK_DTYPE_F32, 8, 0, 0},
+    {"qwen2_moe_value", SPARSE("qwen2_moe", "false", QWEN2_MOE_8), "value", RK_DTYPE_F64, 8, 0, 0},
+    {"mixtral", SPARSE("mixtral", "false", MIXTRAL), "lm", RK_DTYPE_F64, 8, 0, 0},
+    {"qwen2_moe_replay", SPARSE("qwen2_moe", "false", QWEN2_MOE_8), "lm", RK_DTYPE_BF16, 8, 3, 2},
+    {"latent", LATENT("false", "\"q_lora_rank\": 27, \"first_k_dense_replace\": 4,"), "lm", RK_DTYPE_BF16, 0,
+     0, 0},
     {"latent_tied", LATENT("true", "\"q_lora_rank\": null, \"first_k_dense_replace\": 4,"), "lm",
-     RK_DTYPE_F64, 0},
+     RK_DTYPE_F64, 0, 0, 0},
     {"latent_moe", LATENT("false", "\"q_lora_rank\": 27, \"first_k_dense_replace\": 1,"), "lm", RK_DTYPE_F64,
-     8},
+     8, 0, 0},
 };
 const size_t rk_gate_num_models = RK_ARRAY_LEN(rk_gate_models);
 
@@ -137,6 +140,9 @@ const struct rk_gate_layout rk_gate_layouts[] = {
     {"t2s_etp1_e2_strict", "qwen2_moe_value", .tp = 2, SP, .etp = 1, .ep = 2, .is_strict = true},
     {"t2sd2_etp1_e4_rounds", "mixtral", .tp = 2, SP, .dp = 2, .etp = 1, .ep = 4, .moe_dispatch_tokens = 7},
     {"t2sc2d2_etp1_e2_m2", "qwen2_moe_value", .tp = 2, SP, .cp = 2, .dp = 2, .etp = 1, .ep = 2, MICRO(2)},
+    {"t2sc2_etp1_e2_m2", "qwen2_moe_replay", .tp = 2, SP, .cp = 2, .etp = 1, .ep = 2, MICRO(2)},
+    {"t4s_padded", "qwen2_moe_replay", .tp = 4, SP, .is_padded = true},
+    {"p2v2_m4_recompute1", "qwen2_moe_replay", .pp = 2, .vpp = 2, MICRO(4), .recompute_num_layers = 1},
     {"t2sp2d2e2_m2", "mixtral", .tp = 2, SP, .pp = 2, .dp = 2, .ep = 2, MICRO(2)},
     /* What latents have to do with: weights that every rank has whole, and keys that are made on all ranks.
      */

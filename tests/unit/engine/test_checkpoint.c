@@ -43,7 +43,7 @@ static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *output
 static void train(struct rk_model *model, int num_steps)
 {
     int32_t tokens[NUM_TOKENS], positions[NUM_TOKENS], labels[NUM_TOKENS];
-    struct rk_packed packed = {1, NUM_TOKENS, NUM_TOKENS, tokens, positions, cu_seqlens, labels};
+    struct rk_packed packed = {1, NUM_TOKENS, NUM_TOKENS, tokens, positions, cu_seqlens, labels, NULL};
     struct rk_train_micro micro = {.packed = &packed,
                                    .temperature = 1,
                                    .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),

@@ -120,7 +120,7 @@ static struct rk_status *train_step(struct rk_model *model, int32_t dp_rank, int
 {
     int32_t tokens[NUM_SEQS * SEQ_LEN], positions[NUM_SEQS * SEQ_LEN], labels[NUM_SEQS * SEQ_LEN];
     int32_t cu_seqlens[NUM_SEQS + 1] = {0};
-    struct rk_packed packed = {0, 0, SEQ_LEN, tokens, positions, cu_seqlens, labels};
+    struct rk_packed packed = {0, 0, SEQ_LEN, tokens, positions, cu_seqlens, labels, NULL};
     struct rk_train_micro micro = {.packed = &packed,
                                    .temperature = 1,
                                    .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),

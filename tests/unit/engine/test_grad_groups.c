@@ -113,7 +113,7 @@ static struct rk_status *micro_batch(struct rk_model *model, int32_t index, bool
 {
     int32_t tokens[NUM_SEQS * SEQ_LEN], positions[NUM_SEQS * SEQ_LEN], labels[NUM_SEQS * SEQ_LEN];
     int32_t cu_seqlens[NUM_SEQS + 1] = {0};
-    struct rk_packed packed = {0, 0, SEQ_LEN, tokens, positions, cu_seqlens, labels};
+    struct rk_packed packed = {0, 0, SEQ_LEN, tokens, positions, cu_seqlens, labels, NULL};
     const struct rk_mesh_coords *coords = rk_mesh_comms_coords(rk_model_mesh(model));
     int32_t dp_size = rk_mesh_axis_size(rk_mesh_comms_mesh(rk_model_mesh(model)), RK_AXIS_DP);
 

@@ -86,7 +86,7 @@ static void fill_packed(struct rk_packed *packed, int32_t *ids)
         positions[t] = t < 24 ? t : t - 24;
         labels[t] = (5 * t + 1) % VOCAB_SIZE;
     }
-    *packed = (struct rk_packed){2, NUM_TOKENS, NUM_TOKENS - 24, ids, positions, cu_seqlens, labels};
+    *packed = (struct rk_packed){2, NUM_TOKENS, NUM_TOKENS - 24, ids, positions, cu_seqlens, labels, NULL};
 }
 
 /* Bytes that a forward pass keeps for the backward pass. */
@@ -180,9 +180,9 @@ static void recompute(struct rk_test_model *test, const struct batch *b, int i, 
         positions[p] = p;
         labels[p] = p + 1 >= prompt_len && p + 1 < length ? b->tokens[i][p + 1 - prompt_len] : RK_LABEL_NONE;
     }
-    assert_ok(rk_model_forward(test->model,
-                               &(struct rk_packed){1, length, length, tokens, positions, cu_seqlens, labels},
-                               1, NULL, &(struct rk_head_arrays){.of = {log_probs}}));
+    assert_ok(rk_model_forward(
+        test->model, &(struct rk_packed){1, length, length, tokens, positions, cu_seqlens, labels, NULL}, 1,
+        NULL, &(struct rk_head_arrays){.of = {log_probs}}));
     memcpy(out, log_probs + prompt_len - 1, (size_t)b->results[i].num_tokens * sizeof(*out));
 }
 
@@ -308,7 +308,8 @@ static void test_forms_of_attention_agree_in_f64(void **state)
         labels[p] = RK_LABEL_NONE;
     }
     assert_ok(rk_model_logits(
-        test.model, &(struct rk_packed){1, LENGTH, LENGTH, tokens, positions, cu_seqlens, labels}, packed));
+        test.model, &(struct rk_packed){1, LENGTH, LENGTH, tokens, positions, cu_seqlens, labels, NULL},
+        packed));
     for (size_t i = 0; i < RK_ARRAY_LEN(chunks); i++) {
         paged_logits(&test, LENGTH, chunks[i], logits);
         assert_below("logits", rk_test_error_by_max(logits, packed + (LENGTH - 1) * VOCAB_SIZE, VOCAB_SIZE),

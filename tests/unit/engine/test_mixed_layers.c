@@ -284,9 +284,9 @@ static void recompute(struct rk_test_model *test, const struct batch *b, int i, 
         positions[p] = p;
         labels[p] = p + 1 >= prompt_len && p + 1 < length ? b->tokens[i][p + 1 - prompt_len] : RK_LABEL_NONE;
     }
-    assert_ok(rk_model_forward(test->model,
-                               &(struct rk_packed){1, length, length, tokens, positions, cu_seqlens, labels},
-                               1, NULL, &(struct rk_head_arrays){.of = {out}}));
+    assert_ok(rk_model_forward(
+        test->model, &(struct rk_packed){1, length, length, tokens, positions, cu_seqlens, labels, NULL}, 1,
+        NULL, &(struct rk_head_arrays){.of = {out}}));
 }
 
 /* Goal: the samples do not depend on how the steps over the cache are split, and strict log-probs equal those
@@ -327,7 +327,7 @@ static void fill_packed(struct rk_packed *packed, int32_t *ids)
         positions[t] = t < 24 ? t : t - 24;
         labels[t] = (5 * t + 1) % VOCAB_SIZE;
     }
-    *packed = (struct rk_packed){2, NUM_TOKENS, NUM_TOKENS - 24, ids, positions, cu_seqlens, labels};
+    *packed = (struct rk_packed){2, NUM_TOKENS, NUM_TOKENS - 24, ids, positions, cu_seqlens, labels, NULL};
 }
 
 /* Goal: a forward pass keeps for the backward pass exactly the activations that its blocks declare, the

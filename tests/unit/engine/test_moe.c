@@ -377,7 +377,7 @@ static void fill_packed(struct rk_packed *packed, int32_t *ids)
         positions[t] = t < 24 ? t : t - 24;
         labels[t] = (5 * t + 1) % VOCAB_SIZE;
     }
-    *packed = (struct rk_packed){2, NUM_TOKENS, NUM_TOKENS - 24, ids, positions, cu_seqlens, labels};
+    *packed = (struct rk_packed){2, NUM_TOKENS, NUM_TOKENS - 24, ids, positions, cu_seqlens, labels, NULL};
 }
 
 /* Goal: a pass keeps exactly the declared activations, to the byte. Method: sizes computed by hand. */
@@ -426,7 +426,7 @@ static void log_probs_of(struct rk_test_model *test, const int32_t *ids, int32_t
         positions[t] = t;
     assert_ok(rk_model_forward(test->model,
                                &(struct rk_packed){1, count, count, ids + first, positions, cu_seqlens,
-                                                   ids + 2 * NUM_TOKENS + first},
+                                                   ids + 2 * NUM_TOKENS + first, NULL},
                                1, NULL, &(struct rk_head_arrays){.of = {out}}));
 }
 

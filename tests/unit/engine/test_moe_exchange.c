@@ -38,7 +38,7 @@ static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *output
 static struct rk_status *train(struct rk_model *model, size_t *peak_bytes)
 {
     int32_t tokens[NUM_TOKENS], positions[NUM_TOKENS], cu_seqlens[] = {0, NUM_TOKENS};
-    struct rk_packed packed = {1, NUM_TOKENS, NUM_TOKENS, tokens, positions, cu_seqlens, tokens};
+    struct rk_packed packed = {1, NUM_TOKENS, NUM_TOKENS, tokens, positions, cu_seqlens, tokens, NULL};
     const struct rk_train_micro micro = {
         .packed = &packed, .temperature = 1, .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS), .loss_fn = loss_fn};
 
