@@ -214,7 +214,8 @@ typedef enum rk_mesh_group_kind {
 } rk_mesh_group_kind_t;
 
 /* Immutable after creation; one per role. Kinds of group with the same ordered partition of the world share
- * one communicator (cached in the world, reference-counted). */
+ * one communicator (cached in the world, reference-counted), but those of passes and those of gradients,
+ * which run at the same time, have their own. */
 struct rk_mesh_comms;
 
 /* Collective over the world, also for ranks outside the mesh (they get an object without groups). Borrows

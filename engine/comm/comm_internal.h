@@ -236,11 +236,20 @@ struct rk_comm_partition {
     const int32_t *colors, *indices; /* [world size] */
 };
 
-/* Collective like rk_comm_group_create, but returns the existing communicator of an equal partition. All
- * ranks pass the whole partition, so all of them decide alike. Release it after use; its group is NULL on
- * ranks outside all groups. */
+/* What is issued on streams that run at the same time must not be on one communicator: its operations would
+ * wait for each other, or be mixed up. */
+typedef enum rk_comm_use {
+    RK_COMM_USE_APART,     /* while nothing else runs: any communicator will do */
+    RK_COMM_USE_PASSES,    /* within passes */
+    RK_COMM_USE_GRADIENTS, /* sums of gradients, beside the backward pass */
+} rk_comm_use_t;
+
+/* Collective like rk_comm_group_create, but returns an existing communicator of an equal partition unless the
+ * uses of the two run at the same time. All ranks pass the whole partition, so all of them decide alike.
+ * Release it after use; its group is NULL on ranks outside all groups. */
 struct rk_status *rk_comm_shared_acquire(struct rk_comm_shared **out, struct rk_comm_world *world,
-                                         const char *name, struct rk_comm_partition partition) RK_NODISCARD;
+                                         const char *name, struct rk_comm_partition partition,
+                                         rk_comm_use_t use) RK_NODISCARD;
 void rk_comm_shared_release(struct rk_comm_shared *shared); /* NULL is a no-op */
 struct rk_comm_group *rk_comm_shared_group(const struct rk_comm_shared *shared);
 

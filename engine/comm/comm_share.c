@@ -15,17 +15,27 @@ struct rk_comm_shared {
     struct rk_comm_shared *next;
     struct rk_comm_group *group; /* NULL when this rank is in no group of the partition */
     int64_t num_users;
+    uint32_t uses;             /* bits of rk_comm_use_t, of all users so far */
     int32_t *colors, *indices; /* [world size] each, one allocation */
 };
 
+#define USE_BIT(use) (1u << (use))
+
+static bool conflicts(const struct rk_comm_shared *shared, rk_comm_use_t use)
+{
+    uint32_t both = USE_BIT(RK_COMM_USE_PASSES) | USE_BIT(RK_COMM_USE_GRADIENTS);
+
+    return ((shared->uses | USE_BIT(use)) & both) == both;
+}
+
 static struct rk_comm_shared *find_equal(const struct rk_comm_world *world,
-                                         struct rk_comm_partition partition)
+                                         struct rk_comm_partition partition, rk_comm_use_t use)
 {
     size_t bytes = (size_t)world->size * sizeof(int32_t);
 
     for (struct rk_comm_shared *shared = world->shared; shared; shared = shared->next) {
         if (memcmp(shared->colors, partition.colors, bytes) == 0 &&
-            memcmp(shared->indices, partition.indices, bytes) == 0)
+            memcmp(shared->indices, partition.indices, bytes) == 0 && !conflicts(shared, use))
             return shared;
     }
     return NULL;
@@ -49,9 +59,10 @@ static int32_t own_members(const struct rk_comm_world *world, struct rk_comm_par
 }
 
 struct rk_status *rk_comm_shared_acquire(struct rk_comm_shared **out, struct rk_comm_world *world,
-                                         const char *name, struct rk_comm_partition partition)
+                                         const char *name, struct rk_comm_partition partition,
+                                         rk_comm_use_t use)
 {
-    struct rk_comm_shared *shared = find_equal(world, partition);
+    struct rk_comm_shared *shared = find_equal(world, partition, use);
     size_t size = (size_t)world->size;
     struct rk_status *st;
     int32_t *members;
@@ -59,12 +70,14 @@ struct rk_status *rk_comm_shared_acquire(struct rk_comm_shared **out, struct rk_
     *out = NULL;
     if (shared) {
         shared->num_users++;
+        shared->uses |= USE_BIT(use);
         *out = shared;
         return NULL;
     }
     shared = rk_calloc(1, sizeof(*shared));
     shared->world = world;
     shared->num_users = 1;
+    shared->uses = USE_BIT(use);
     shared->colors = rk_calloc(2 * size, sizeof(int32_t));
     shared->indices = shared->colors + size;
     memcpy(shared->colors, partition.colors, size * sizeof(int32_t));

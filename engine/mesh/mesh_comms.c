@@ -10,6 +10,7 @@
 struct group_row {
     const char *name;
     uint32_t axes; /* RK_AXIS_BIT of one grid */
+    rk_comm_use_t use;
 };
 
 #define TP RK_AXIS_BIT(RK_AXIS_TP)
@@ -18,18 +19,18 @@ struct group_row {
 #define PP RK_AXIS_BIT(RK_AXIS_PP)
 
 static const struct group_row group_rows[] = {
-    [RK_GROUP_TP] = {"tp", TP},
-    [RK_GROUP_CP] = {"cp", CP},
-    [RK_GROUP_DP] = {"dp", DP},
-    [RK_GROUP_DP_CP] = {"dp_cp", DP | CP},
-    [RK_GROUP_PP] = {"pp", PP},
-    [RK_GROUP_MP] = {"mp", TP | PP},
-    [RK_GROUP_TP_CP] = {"tp_cp", TP | CP},
-    [RK_GROUP_ALL] = {"all", TP | CP | DP | PP},
-    [RK_GROUP_EP] = {"ep", RK_AXIS_BIT(RK_AXIS_EP)},
-    [RK_GROUP_ETP] = {"etp", RK_AXIS_BIT(RK_AXIS_ETP)},
-    [RK_GROUP_TP_EP] = {"tp_ep", RK_AXIS_BIT(RK_AXIS_ETP) | RK_AXIS_BIT(RK_AXIS_EP)},
-    [RK_GROUP_EDP] = {"edp", RK_AXIS_BIT(RK_AXIS_EDP)},
+    [RK_GROUP_TP] = {"tp", TP, RK_COMM_USE_PASSES},
+    [RK_GROUP_CP] = {"cp", CP, RK_COMM_USE_PASSES},
+    [RK_GROUP_DP] = {"dp", DP, RK_COMM_USE_APART},
+    [RK_GROUP_DP_CP] = {"dp_cp", DP | CP, RK_COMM_USE_GRADIENTS},
+    [RK_GROUP_PP] = {"pp", PP, RK_COMM_USE_PASSES},
+    [RK_GROUP_MP] = {"mp", TP | PP, RK_COMM_USE_APART},
+    [RK_GROUP_TP_CP] = {"tp_cp", TP | CP, RK_COMM_USE_APART},
+    [RK_GROUP_ALL] = {"all", TP | CP | DP | PP, RK_COMM_USE_APART},
+    [RK_GROUP_EP] = {"ep", RK_AXIS_BIT(RK_AXIS_EP), RK_COMM_USE_PASSES},
+    [RK_GROUP_ETP] = {"etp", RK_AXIS_BIT(RK_AXIS_ETP), RK_COMM_USE_PASSES},
+    [RK_GROUP_TP_EP] = {"tp_ep", RK_AXIS_BIT(RK_AXIS_ETP) | RK_AXIS_BIT(RK_AXIS_EP), RK_COMM_USE_APART},
+    [RK_GROUP_EDP] = {"edp", RK_AXIS_BIT(RK_AXIS_EDP), RK_COMM_USE_GRADIENTS},
 };
 _Static_assert(RK_ARRAY_LEN(group_rows) == RK_GROUP_KIND_COUNT, "one row per kind of group");
 
@@ -72,7 +73,8 @@ static struct rk_status *acquire(struct rk_mesh_comms *comms, struct rk_comm_wor
             indices[members[i]] = i;
     }
     st = rk_comm_shared_acquire(&comms->shared[kind], world, group_rows[kind].name,
-                                (struct rk_comm_partition){.colors = colors, .indices = indices});
+                                (struct rk_comm_partition){.colors = colors, .indices = indices},
+                                group_rows[kind].use);
     rk_free(members);
     rk_free(indices);
     rk_free(colors);

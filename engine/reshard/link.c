@@ -25,7 +25,8 @@ static struct rk_status *acquire(struct rk_reshard_link *link, struct rk_comm_wo
         indices[link->ranks[i]] = i;
     }
     st = rk_comm_shared_acquire(&link->shared, world, "reshard",
-                                (struct rk_comm_partition){.colors = colors, .indices = indices});
+                                (struct rk_comm_partition){.colors = colors, .indices = indices},
+                                RK_COMM_USE_APART);
     rk_free(colors);
     rk_free(indices);
     return st;

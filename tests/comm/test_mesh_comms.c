@@ -1,6 +1,6 @@
 /* Goal: the communicators of several meshes over one world have the members and the order of the rank
- * arithmetic, and are shared exactly if their partitions are equal. Method: 8 ranks gather their own number
- * in every group.
+ * arithmetic, and are shared exactly if their partitions are equal and their operations do not run at the
+ * same time. Method: 8 ranks gather their own number in every group.
  */
 #include "tests/support/test.h"
 
@@ -167,6 +167,8 @@ static int check_sharing(struct rk_comm_world *world, struct rk_mesh_comms *cons
                   "dp and dp_cp");
     RK_RANK_CHECK(group_of(comms, ACTOR, RK_GROUP_PP) == group_of(comms, CRITIC, RK_GROUP_DP),
                   "pp and critic dp");
+    RK_RANK_CHECK(group_of(comms, ACTOR, RK_GROUP_PP) != group_of(comms, CRITIC, RK_GROUP_DP_CP),
+                  "a pass's group and one of gradients, which run at the same time");
     RK_RANK_CHECK(group_of(comms, REFERENCE, RK_GROUP_DP) != group_of(comms, REVERSED, RK_GROUP_DP),
                   "the same members in another order");
     RK_RANK_CHECK(!group_of(comms, ACTOR, RK_GROUP_CP), "a group of one");
