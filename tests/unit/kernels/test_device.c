@@ -141,8 +141,7 @@ static void test_device_alloc_beyond_limit_is_device_oom(void **state)
         assert_string_equal(rk_status_reason(st), "DEVICE_OOM");
         assert_fails(st, RK_RESOURCE_EXHAUSTED, "on device 'cpu', 500 free of 1000");
     }
-    assert_message_contains(rk_device_alloc(device, &second, 600, "key cache"),
-                            "key cache: 600 bytes wanted");
+    assert_message_contains(rk_device_alloc(device, &second, 600, "key cache"), "key cache: 600 bytes");
     assert_ok(rk_device_alloc(device, &second, 500, "second"));
     rk_device_free(device, first);
     rk_device_free(device, second);
@@ -162,7 +161,7 @@ static void test_device_range_counts_while_it_is_committed(void **state)
     for (int i = 0; i < 2; i++)
         assert_ok(rk_device_commit(device, first));
     assert_int_equal(rk_device_get_stats(device).allocated_bytes, 2 * RK_RANGE_GRANULE);
-    assert_fails(rk_device_commit(device, second), RK_RESOURCE_EXHAUSTED, "key cache: 4194304 bytes wanted");
+    assert_fails(rk_device_commit(device, second), RK_RESOURCE_EXHAUSTED, "key cache: 4194304 bytes");
     assert_fails(rk_device_alloc(device, &block, RK_RANGE_GRANULE + 1, "block"), RK_RESOURCE_EXHAUSTED,
                  "block");
     for (int i = 0; i < 2; i++)
@@ -207,7 +206,7 @@ static void test_device_alloc_heap_exhausted_is_device_oom(void **state)
     st = rk_device_alloc(device, &ptr, 64, "weights");
     assert_null(ptr);
     assert_string_equal(rk_status_reason(st), "DEVICE_OOM");
-    assert_fails(st, RK_RESOURCE_EXHAUSTED, "weights: 64 bytes wanted");
+    assert_fails(st, RK_RESOURCE_EXHAUSTED, "weights: 64 bytes");
     rk_alloc_fail_after(1);
     assert_fails(rk_device_host_alloc(device, &ptr, 64, "staging"), RK_RESOURCE_EXHAUSTED, "staging");
     assert_null(ptr);
