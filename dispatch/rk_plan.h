@@ -14,7 +14,8 @@
 RK_BEGIN_DECLS
 
 /* Cost of a sequence of length s: linear * s + s * s. verl's constant for a 7B model is linear = 24576; the
- * driver uses the model's own, matmul parameters of a layer / (num_heads * head_dim). */
+ * driver uses the model's own: weights that a token meets in the GEMMs of a layer / columns of attention
+ * (num_heads * head_dim). */
 struct rk_workload {
     int64_t linear;
 };

@@ -1,5 +1,7 @@
 #include "driver-cli/driver/estimate_internal.h"
 
+#include "base/rk_compiler.h"
+
 /* Larger sizes are invalid; the daemons report them. */
 #define SIZE_MAX_KNOWN (1 << 24)
 
@@ -90,16 +92,24 @@ static bool is_sparse_layer(const struct rk_json *config, int64_t layer)
     return num_experts(config) > 0 && step > 0 && (layer + 1) % step == 0;
 }
 
-double rk_estimate_mlp_width(const struct rk_json *hf_config)
+static struct attention attention_of(const struct rk_json *config)
 {
-    int64_t num_layers = size_at(hf_config, "num_hidden_layers", 0);
-    double width = (double)size_at(hf_config, "intermediate_size", 0), sum = 0;
+    return size_at(config, "kv_lora_rank", 0) > 0 ? latent_attention(config) : grouped_attention(config);
+}
 
-    if (num_layers < 1 || num_experts(hf_config) < 1)
-        return width;
+double rk_estimate_linear_cost(const struct rk_json *hf_config)
+{
+    struct attention attention = attention_of(hf_config);
+    double dense =
+        3 * (double)size_at(hf_config, "hidden_size", 0) * (double)size_at(hf_config, "intermediate_size", 0);
+    int64_t num_layers = RK_MAX(size_at(hf_config, "num_hidden_layers", 1), 1);
+    double weights = 0;
+
+    if (dense < 1 || attention.weights < 1 || attention.width < 1 || num_layers > RK_ESTIMATE_LAYERS_MAX)
+        return 0;
     for (int64_t i = 0; i < num_layers; i++)
-        sum += is_sparse_layer(hf_config, i) ? sparse_width(hf_config) : width;
-    return sum / (double)num_layers;
+        weights += attention.weights + (is_sparse_layer(hf_config, i) ? expert_weights(hf_config) : dense);
+    return weights / (double)num_layers / attention.width;
 }
 
 bool rk_estimate_of(struct rk_estimate *out, const struct rk_json *hf_config, int64_t seqlen)
@@ -107,8 +117,7 @@ bool rk_estimate_of(struct rk_estimate *out, const struct rk_json *hf_config, in
     double hidden = (double)size_at(hf_config, "hidden_size", 0);
     double ffn = (double)size_at(hf_config, "intermediate_size", 0);
     double vocab = (double)size_at(hf_config, "vocab_size", 0);
-    struct attention attention = size_at(hf_config, "kv_lora_rank", 0) > 0 ? latent_attention(hf_config)
-                                                                           : grouped_attention(hf_config);
+    struct attention attention = attention_of(hf_config);
     double attended;
 
     *out = (struct rk_estimate){.num_layers = size_at(hf_config, "num_hidden_layers", 0)};

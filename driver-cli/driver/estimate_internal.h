@@ -22,9 +22,11 @@ struct rk_estimate {
     bool is_sparse[RK_ESTIMATE_LAYERS_MAX]; /* [num_layers] */
 };
 
-/* Columns of the MLPs that a token passes in a layer, on average over the layers of the config.json: its
- * experts and the shared one count, other experts do not. 0 when the sizes are missing. */
-double rk_estimate_mlp_width(const struct rk_json *hf_config);
+/* Weights that a token meets in the GEMMs of a layer (of its experts, the router and the shared expert only),
+ * on average over the layers of the config.json, divided by the columns of attention: the mean of scores' and
+ * values', over all heads. A causal sequence of s tokens takes time in proportion to (this * s + s * s).
+ * Latent attention counts in its expanded form. 0 when sizes are missing. */
+double rk_estimate_linear_cost(const struct rk_json *hf_config);
 /* Of a model, from its config.json, in sequences of seqlen tokens, over which attention is averaged.
  * False when the configuration (which may be NULL) lacks the sizes. */
 bool rk_estimate_of(struct rk_estimate *out, const struct rk_json *hf_config, int64_t seqlen);

@@ -28,22 +28,13 @@ static struct rk_status *read_optional_json(struct rk_json **out, const char *di
     return NULL;
 }
 
-/* Matmul parameters of a layer over the attention width: see rk_workload. */
 static struct rk_workload workload_of(const struct rk_json *hf_config)
 {
-    int64_t hidden = rk_json_as_int(rk_json_find(hf_config, "hidden_size"), 0);
-    int64_t ffn = (int64_t)rk_estimate_mlp_width(hf_config);
-    int64_t heads = rk_json_as_int(rk_json_find(hf_config, "num_attention_heads"), 0);
-    int64_t kv_heads = rk_json_as_int(rk_json_find(hf_config, "num_key_value_heads"), heads);
-    int64_t head_dim = rk_json_as_int(rk_json_find(hf_config, "head_dim"), heads > 0 ? hidden / heads : 0);
-    const int64_t limit = 1 << 20; /* larger sizes are invalid and would overflow; the daemons report them */
+    double linear = rk_estimate_linear_cost(hf_config);
 
-    if (hidden < 1 || ffn < 1 || heads < 1 || kv_heads < 1 || head_dim < 1 || hidden > limit || ffn > limit ||
-        heads > limit / head_dim || kv_heads > heads)
-        return (struct rk_workload){RK_FLOW_WORKLOAD_DEFAULT};
-    return (struct rk_workload){
-        (2 * hidden * heads * head_dim + 2 * hidden * kv_heads * head_dim + 3 * hidden * ffn) /
-        (heads * head_dim)};
+    /* Sizes outside of the range are invalid; the daemons report them. */
+    return (struct rk_workload){linear >= 1 && linear <= RK_FLOW_WORKLOAD_MAX ? (int64_t)linear
+                                                                              : RK_FLOW_WORKLOAD_DEFAULT};
 }
 
 /* Some configurations use -1 for none. */

@@ -16,6 +16,7 @@
 
 /* Linear term of verl's 7B model, used if the model's config.json is not on this machine. */
 #define RK_FLOW_WORKLOAD_DEFAULT 24576
+#define RK_FLOW_WORKLOAD_MAX     (1 << 30)
 #define RK_FLOW_CONFIG_BYTES_MAX (1u << 20) /* of config.json */
 
 /* The reward model of a job. */

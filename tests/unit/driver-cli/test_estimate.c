@@ -140,33 +140,45 @@ static void test_estimate_of_an_unknown_model(void **state)
     }
 }
 
-/* Goal: only the experts that a token is routed to count. */
-static void test_mlp_width_counts_the_experts_of_a_token(void **state)
+/* Goal: the cost of a token beside attention, by hand: dense layers as heads x head_dim, latents in the
+ * expanded form, and of experts only those that a token is routed to. */
+static void test_linear_cost_by_hand(void **state)
 {
-#define MOE(more) \
-    "{\"num_hidden_layers\": 4, \"intermediate_size\": 100, \"num_experts_per_tok\": 2, " more "}"
+/* q, o 16 x 32, k, v 16 x 16: 1,536 weights; attention has 32 columns; an MLP of 3 x 16 x 100 has 4,800. */
+#define GROUPED(more)                                                                               \
+    "{\"num_hidden_layers\": 4, \"hidden_size\": 16, \"intermediate_size\": 100, \"head_dim\": 8, " \
+    "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"num_experts_per_tok\": 2" more "}"
+/* q 16 x 20 (or 16 x 6 and 6 x 20), kv_a 16 x 9, kv_b 5 x 22, o 10 x 16: 734 weights (630); scores have 20
+ * columns and values 10, so 15. An MLP of 3 x 16 x 100, or router 16 x 8 and 3 experts of 3 x 16 x 12. */
+#define LATENT(q_rank, num_dense)                                                                          \
+    "{\"num_hidden_layers\": 4, \"hidden_size\": 16, \"intermediate_size\": 100, \"q_lora_rank\": " q_rank \
+    ", \"num_attention_heads\": 2, \"kv_lora_rank\": 5, \"qk_nope_head_dim\": 6, "                         \
+    "\"qk_rope_head_dim\": 4, \"v_head_dim\": 5, \"n_routed_experts\": 8, \"num_experts_per_tok\": 2, "    \
+    "\"n_shared_experts\": 1, \"moe_intermediate_size\": 12, \"first_k_dense_replace\": " num_dense "}"
+#define EXPERTS ", \"num_experts\": 8, \"moe_intermediate_size\": 12"
     static const struct {
         const char *config;
-        double width;
+        double cost;
     } cases[] = {
-        {MOE("\"hidden_size\": 16"), 100},
-        {MOE("\"num_experts\": 8, \"moe_intermediate_size\": 12"), 24},
-        {MOE("\"num_local_experts\": 8"), 200}, /* mixtral */
-        {MOE("\"num_experts\": 8, \"moe_intermediate_size\": 12, \"shared_expert_intermediate_size\": 20"),
-         44},
-        {MOE("\"num_experts\": 8, \"moe_intermediate_size\": 12, \"decoder_sparse_step\": 2"), 62},
-        {MOE("\"num_experts\": 8, \"moe_intermediate_size\": 12, \"mlp_only_layers\": [3]"), 43},
-        {MOE("\"n_routed_experts\": 8, \"moe_intermediate_size\": 12, \"n_shared_experts\": 1, "
-             "\"first_k_dense_replace\": 1"),
-         52},
+        {GROUPED(""), (1536 + 4800) / 32.0},
+        {GROUPED(EXPERTS), (1536 + 128 + 2 * 576) / 32.0},
+        {GROUPED(", \"num_local_experts\": 8"), (1536 + 128 + 2 * 4800) / 32.0}, /* mixtral */
+        {GROUPED(EXPERTS ", \"shared_expert_intermediate_size\": 20"),
+         (1536 + 128 + 16 + 2 * 576 + 960) / 32.0},
+        {GROUPED(EXPERTS ", \"decoder_sparse_step\": 2"), (1536 + (4800 + 128 + 2 * 576) / 2.0) / 32.0},
+        {GROUPED(EXPERTS ", \"mlp_only_layers\": [3]"), (1536 + (4800 + 3 * (128 + 2 * 576)) / 4.0) / 32.0},
+        {LATENT("null", "4"), (734 + 4800) / 15.0},
+        {LATENT("6", "4"), (630 + 4800) / 15.0},
+        {LATENT("null", "1"), (734 + (4800 + 3 * (128 + 3 * 576)) / 4.0) / 15.0},
         {"{}", 0},
+        {"{\"kv_lora_rank\": 5, \"hidden_size\": 16, \"intermediate_size\": 100}", 0},
     };
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         struct rk_json *config = parse(cases[i].config);
 
-        assert_true(rk_estimate_mlp_width(config) == cases[i].width);
+        assert_true(rk_estimate_linear_cost(config) == cases[i].cost);
         rk_json_free(config);
     }
 }
@@ -174,7 +186,7 @@ static void test_mlp_width_counts_the_experts_of_a_token(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mlp_width_counts_the_experts_of_a_token),
+        cmocka_unit_test(test_linear_cost_by_hand),
         cmocka_unit_test(test_estimate_of_a_small_model),
         cmocka_unit_test(test_estimate_defaults_of_a_config),
         cmocka_unit_test(test_estimate_of_sparse_and_latent_models),

@@ -60,6 +60,46 @@ static void test_flow_inputs_token_ids(void **state)
     rk_free(config);
 }
 
+/* Goal: sequences are balanced by the operations of the model: of latents, and of the experts of a token. By
+ * hand: attention of 49,152 weights, a router of 1,024 and two experts of 49,152; attention of 50,688 with
+ * latents and an MLP of 98,304; 128 columns of attention. */
+static void test_flow_inputs_workload(void **state)
+{
+    static const struct {
+        const char *config;
+        int64_t linear;
+    } cases[] = {
+        {"config-moe.json", (49152 + 1024 + 2 * 49152) / 128},
+        {"config-mla.json", (50688 + 98304) / 128},
+        {"tokenizer.json", RK_FLOW_WORKLOAD_DEFAULT}, /* no sizes */
+    };
+    static const char row[] = "{\"prompt\": \"1\", \"reward_model\": {\"ground_truth\": \"1\"}}\n";
+    char *data = rk_test_temp_path("data.jsonl");
+    char *tokenizer = rk_test_fixture_path("../examples/digits/tokenizer.json");
+
+    (void)state;
+    rk_test_write_file(data, row, strlen(row));
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *const overrides[] = {
+            rk_format("data.train_files=%s", data),
+            rk_format(RK_JOB_MODEL "hf_config_path=" RK_TEST_SOURCE_DIR "/examples/digits/%s",
+                      cases[i].config),
+            rk_format(RK_JOB_MODEL "tokenizer_path=%s", tokenizer), rk_strdup("+reward.name=digits")};
+        struct rk_flow_inputs inputs;
+        struct rk_config *job;
+
+        assert_ok(rk_job_load(&job, NULL, (const char *const *)overrides, RK_ARRAY_LEN(overrides)));
+        assert_ok(rk_flow_inputs_load(&inputs, job, "/"));
+        assert_int_equal(inputs.workload.linear, cases[i].linear);
+        rk_flow_inputs_fini(&inputs);
+        rk_config_destroy(job);
+        for (size_t k = 0; k < RK_ARRAY_LEN(overrides); k++)
+            rk_free(overrides[k]);
+    }
+    rk_free(tokenizer);
+    rk_free(data);
+}
+
 /* A student of the digits example with a teacher in a directory of its own. */
 struct teacher_fixture {
     char *dir, *data, *config, *tokenizer, *text; /* text: content of the student's tokenizer.json */
@@ -438,6 +478,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_flow_inputs_token_ids),
+        cmocka_unit_test(test_flow_inputs_workload),
         cmocka_unit_test(test_flow_inputs_teacher_has_the_vocabulary_of_the_student),
         cmocka_unit_test(test_flow_inputs_topk_beyond_the_vocabulary_is_refused),
         cmocka_unit_test(test_flow_inputs_reward_model_has_a_head_and_tokens),
