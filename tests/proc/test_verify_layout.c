@@ -16,8 +16,10 @@
 #define CP      ACTOR "megatron.context_parallel_size="
 #define PP      ACTOR "megatron.pipeline_model_parallel_size="
 #define VPP     ACTOR "megatron.virtual_pipeline_model_parallel_size="
+#define EP      ACTOR "megatron.expert_model_parallel_size="
 #define SFT_JOB RK_TEST_SOURCE_DIR "/examples/digits/sft.json"
 #define DPO_JOB RK_TEST_SOURCE_DIR "/examples/digits/dpo.json"
+#define MODEL   "actor_rollout_ref.model.hf_config_path=" RK_TEST_SOURCE_DIR "/examples/digits/"
 /* Two prompts of four responses. */
 #define SMALL    "--rows=2", ROLLOUT "n=4"
 #define ARGS_MAX 40
@@ -78,7 +80,8 @@ struct agreement {
     int num_daemons;
     const char *more[12];
     const char *layout;        /* part of the layout's description */
-    int64_t num_actor_tensors; /* of config.json: 9 a layer, embedding, norm and head */
+    int64_t num_actor_tensors; /* of config.json: 9 a layer, embedding, norm and head; of config-moe.json: 33
+                                  a layer; of config-mla.json: 12 a layer */
     const char *rows[6];       /* "role/name" of outputs and metrics */
 };
 
@@ -176,6 +179,53 @@ static void test_verify_examples_in_bfloat16(void **state)
          {TP "1", PP "2", "--rows=4", "--dtype=bfloat16", NULL},
          "actor pp=2 on 2 ranks",
          21,
+         {"ref ref_log_prob", "actor train/loss"}},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        if (has_devices(cases[i].num_daemons))
+            check_agreement(&cases[i]);
+    }
+}
+
+/* Goal: models with experts and with latents, in every flow. */
+static void test_verify_experts_and_latents(void **state)
+{
+    static const struct agreement cases[] = {
+        {"experts on 2 of 4 ranks, with a critic and a reference",
+         TINY_JOB,
+         "--local=4",
+         4,
+         {SMALL, TP "1", EP "2", MODEL "config-moe.json", "algorithm.adv_estimator=gae",
+          ACTOR "use_kl_loss=true", "critic.megatron.expert_model_parallel_size=2", NULL},
+         "actor ep=2 dp=4 on 4 ranks",
+         69,
+         {"critic values", "critic critic/grad_norm", "critic score.weight", "ref ref_log_prob",
+          "rollout rollout_log_probs", "actor model.layers.1.mlp.experts.7.down_proj.weight"}},
+        {"latents, tp 2, pp 2, with a critic",
+         TINY_JOB,
+         "--local=4",
+         4,
+         {SMALL, TP "2", PP "2", MODEL "config-mla.json", "algorithm.adv_estimator=gae", NULL},
+         "actor tp=2 pp=2 on 4 ranks",
+         27,
+         {"critic values", "rollout rollout_log_probs", "actor model.layers.1.self_attn.kv_b_proj.weight"}},
+        {"sft of experts, tp 2, ep 2",
+         SFT_JOB,
+         "--local=4",
+         4,
+         {TP "2", EP "2", MODEL "config-moe.json", "--rows=8", NULL},
+         "actor tp=2 ep=2 dp=2 on 4 ranks",
+         69,
+         {"actor old_log_probs", "actor train/loss", "actor model.layers.0.mlp.gate.weight"}},
+        {"dpo of experts, pp 2, ep 2",
+         DPO_JOB,
+         "--local=4",
+         4,
+         {TP "1", PP "2", EP "2", MODEL "config-moe.json", "--rows=4", NULL},
+         "actor ep=2 dp=2 pp=2 on 4 ranks",
+         69,
          {"ref ref_log_prob", "actor train/loss"}},
     };
 
@@ -413,6 +463,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_verify_layouts_agree_with_one_rank),
         cmocka_unit_test(test_verify_examples_in_bfloat16),
+        cmocka_unit_test(test_verify_experts_and_latents),
         cmocka_unit_test(test_verify_teachers_and_reward_models),
 #ifdef RK_FAULTS
         cmocka_unit_test(test_verify_takes_a_larger_reference),

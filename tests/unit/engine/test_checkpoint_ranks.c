@@ -36,6 +36,14 @@
     " \"shared_expert_intermediate_size\": 20, \"num_experts\": 8, \"num_experts_per_tok\": 2," \
     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 131,"             \
     " \"max_position_embeddings\": 64, \"initializer_range\": 0.1}"
+/* Latents, and a correction bias that holds three parts of fp32 values. */
+#define LATENT                                                                                       \
+    "{\"model_type\": \"deepseek_v3\", \"hidden_size\": 32, \"intermediate_size\": 48,"              \
+    " \"num_hidden_layers\": 2, \"first_k_dense_replace\": 1, \"moe_intermediate_size\": 8,"         \
+    " \"n_routed_experts\": 8, \"num_experts_per_tok\": 2, \"n_shared_experts\": 1, \"n_group\": 2," \
+    " \"topk_group\": 1, \"num_attention_heads\": 4, \"q_lora_rank\": 11, \"kv_lora_rank\": 9,"      \
+    " \"qk_nope_head_dim\": 6, \"qk_rope_head_dim\": 4, \"v_head_dim\": 8, \"vocab_size\": 131,"     \
+    " \"num_nextn_predict_layers\": 0, \"max_position_embeddings\": 64, \"initializer_range\": 0.1}"
 #define ELEMENTS_MAX  40000
 #define NUM_KINDS     3 /* masters (weights without them), two moments */
 #define NUM_SEQS      4
@@ -81,6 +89,9 @@ static const struct layout_case cases[] = {
      RK_DTYPE_BF16,
      {2, 1, 2, 3000, 0, 2},
      {1, 1, 2, 0, 2, 2}},
+    {"f32 latents tp=2 cp=2 to 1x1", LATENT, RK_DTYPE_F32, {2, 2, 1, 3000, 0, 0}, {1, 1, 1, 0, 0, 0}},
+    {"f32 latents dp=4 ep=4 to tp=4", LATENT, RK_DTYPE_F32, {1, 1, 4, 3000, 0, 4}, {4, 1, 1, 0, 0, 0}},
+    {"bf16 latents tp=2 to pp=2 dp=2 ep=2", LATENT, RK_DTYPE_BF16, {2, 1, 1, 0, 0, 0}, {1, 1, 2, 3000, 2, 2}},
     {"bf16 1x1 to tp=2 dp=4", UNTIED, RK_DTYPE_BF16, {1, 1, 1, 0, 0, 0}, {2, 1, 4, 3000, 0, 0}},
 };
 

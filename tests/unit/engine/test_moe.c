@@ -159,8 +159,9 @@ static void test_check_of_groups_names_what_does_not_fit(void **state)
     "\"head_dim\": 8, \"vocab_size\": 61, \"max_position_embeddings\": 96, "             \
     "\"initializer_range\": 0.3, \"num_experts\": 4, \"num_experts_per_tok\": 2, "       \
     "\"moe_intermediate_size\": 12, \"shared_expert_intermediate_size\": 20" more "}"
-#define QWEN2_MOE CONFIG("qwen2_moe", ", \"mlp_only_layers\": [0]")
-#define QWEN3_MOE CONFIG("qwen3_moe", "")
+#define QWEN2_MOE      CONFIG("qwen2_moe", ", \"mlp_only_layers\": [0]")
+#define QWEN2_MOE_TIED CONFIG("qwen2_moe", ", \"mlp_only_layers\": [0], \"tie_word_embeddings\": true")
+#define QWEN3_MOE      CONFIG("qwen3_moe", "")
 
 static struct rk_test_model open_model(const char *config, rk_dtype_t dtype, rk_numerics_t numerics)
 {
@@ -479,10 +480,10 @@ static void run_backward(struct rk_model *model)
 }
 
 /* A step; *grad_norm is that of what trains. */
-static void train_once(struct rk_test_model *test, bool freezes_router, double *grad_norm)
+static void train_once(struct rk_test_model *test, const char *config, bool freezes_router, double *grad_norm)
 {
     const struct rk_test_model_spec spec = {
-        .config = QWEN2_MOE, .seed = 5, .dtype = RK_DTYPE_F64, .freezes_router = freezes_router};
+        .config = config, .seed = 5, .dtype = RK_DTYPE_F64, .freezes_router = freezes_router};
     struct rk_optim_config optim = rk_test_adamw(1e-2, 0.1, 0);
     struct rk_step_stats stats;
 
@@ -513,17 +514,14 @@ static bool is_same(struct rk_test_model *a, struct rk_test_model *b, int64_t i)
     return same;
 }
 
-/* Goal: freezes_router leaves router and gate of the shared expert unchanged and out of the norm; parameters
- * before them still receive the gradient through them. Method: a step with it and one without. */
-static void test_frozen_router_stays_and_the_rest_trains_as_before(void **state)
+static void check_frozen_router(const char *config)
 {
-    struct rk_test_model before = open_model(QWEN2_MOE, RK_DTYPE_F64, RK_NUMERICS_FAST), frozen, free;
+    struct rk_test_model before = open_model(config, RK_DTYPE_F64, RK_NUMERICS_FAST), frozen, free;
     double norm_frozen, norm_free;
     int num_routers = 0;
 
-    (void)state;
-    train_once(&frozen, true, &norm_frozen);
-    train_once(&free, false, &norm_free);
+    train_once(&frozen, config, true, &norm_frozen);
+    train_once(&free, config, false, &norm_free);
     for (int64_t i = 0; i < rk_model_num_params(before.model); i++) {
         bool routes = is_router(rk_model_param_at(before.model, i)->name);
 
@@ -537,6 +535,16 @@ static void test_frozen_router_stays_and_the_rest_trains_as_before(void **state)
     rk_test_model_close(&before);
     rk_test_model_close(&frozen);
     rk_test_model_close(&free);
+}
+
+/* Goal: freezes_router leaves router and gate of the shared expert unchanged and out of the norm; parameters
+ * before them still receive the gradient through them, among them an embedding that is the head, too. Method:
+ * a step with it and one without. */
+static void test_frozen_router_stays_and_the_rest_trains_as_before(void **state)
+{
+    (void)state;
+    check_frozen_router(QWEN2_MOE);
+    check_frozen_router(QWEN2_MOE_TIED);
 }
 
 /* --- the correction bias --- */

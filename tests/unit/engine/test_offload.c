@@ -17,6 +17,14 @@
     "{\"model_type\": \"qwen3\", \"hidden_size\": 32, \"intermediate_size\": 48, \"num_hidden_layers\": 2," \
     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 67, \"head_dim\": 8,"         \
     " \"max_position_embeddings\": 64, \"initializer_range\": 0.15}"
+/* Experts, and a correction bias that is not trained. */
+#define SPARSE                                                                                       \
+    "{\"model_type\": \"deepseek_v3\", \"hidden_size\": 32, \"intermediate_size\": 48,"              \
+    " \"num_hidden_layers\": 2, \"first_k_dense_replace\": 1, \"moe_intermediate_size\": 8,"         \
+    " \"n_routed_experts\": 8, \"num_experts_per_tok\": 2, \"n_shared_experts\": 1, \"n_group\": 2," \
+    " \"topk_group\": 1, \"num_attention_heads\": 4, \"q_lora_rank\": 11, \"kv_lora_rank\": 9,"      \
+    " \"qk_nope_head_dim\": 6, \"qk_rope_head_dim\": 4, \"v_head_dim\": 8, \"vocab_size\": 67,"      \
+    " \"num_nextn_predict_layers\": 0, \"max_position_embeddings\": 64, \"initializer_range\": 0.15}"
 #define NUM_TOKENS   20
 #define NUM_STEPS    4
 #define NUM_MICRO    2
@@ -137,16 +145,21 @@ struct layout_case {
     rk_dtype_t dtype;
     uint32_t offload;
     bool adds_in_shards;
+    const char *config; /* NULL: CONFIG */
+    int32_t ep;         /* 0: 1 */
 };
 
 static const struct layout_case cases[] = {
-    {"f32", 1, 1, RK_DTYPE_F32, RK_PARTS_ALL, false},
-    {"bf16", 1, 1, RK_DTYPE_BF16, RK_PARTS_ALL, false},
-    {"bf16, optimizer only", 1, 1, RK_DTYPE_BF16, RK_PART_OPTIMIZER, false},
-    {"bf16, parameters only", 1, 1, RK_DTYPE_BF16, RK_PART_PARAMETERS, false},
-    {"bf16, tp=2 dp=2", 2, 2, RK_DTYPE_BF16, RK_PARTS_ALL, false},
-    {"f32, dp=2", 1, 2, RK_DTYPE_F32, RK_PARTS_ALL, false},
-    {"bf16, tp=2 dp=2, sums in shards", 2, 2, RK_DTYPE_BF16, RK_PARTS_ALL, true},
+    {"f32", 1, 1, RK_DTYPE_F32, RK_PARTS_ALL, false, NULL, 0},
+    {"bf16", 1, 1, RK_DTYPE_BF16, RK_PARTS_ALL, false, NULL, 0},
+    {"bf16, optimizer only", 1, 1, RK_DTYPE_BF16, RK_PART_OPTIMIZER, false, NULL, 0},
+    {"bf16, parameters only", 1, 1, RK_DTYPE_BF16, RK_PART_PARAMETERS, false, NULL, 0},
+    {"bf16, tp=2 dp=2", 2, 2, RK_DTYPE_BF16, RK_PARTS_ALL, false, NULL, 0},
+    {"f32, dp=2", 1, 2, RK_DTYPE_F32, RK_PARTS_ALL, false, NULL, 0},
+    {"bf16, tp=2 dp=2, sums in shards", 2, 2, RK_DTYPE_BF16, RK_PARTS_ALL, true, NULL, 0},
+    {"bf16, experts, tp=2", 2, 1, RK_DTYPE_BF16, RK_PARTS_ALL, false, SPARSE, 0},
+    {"bf16, experts, dp=4 ep=2", 1, 4, RK_DTYPE_BF16, RK_PARTS_ALL, false, SPARSE, 2},
+    {"f32, experts, tp=2 dp=2 ep=2, optimizer only", 2, 2, RK_DTYPE_F32, RK_PART_OPTIMIZER, false, SPARSE, 2},
 };
 
 static struct rk_status *open_model(struct rk_test_model *test, const struct layout_case *row,
@@ -156,11 +169,12 @@ static struct rk_status *open_model(struct rk_test_model *test, const struct lay
 
     optim.adds_in_shards = row->adds_in_shards;
     RK_TRY(rk_test_model_open(test, &(struct rk_test_model_spec){
-                                        .config = CONFIG,
+                                        .config = row->config ? row->config : CONFIG,
                                         .seed = 3,
                                         .dtype = row->dtype,
                                         .tp = row->tp,
                                         .dp = row->dp,
+                                        .ep = row->ep,
                                         .offload = offload,
                                         .world = world,
                                         .stream = stream,
@@ -253,7 +267,7 @@ static void test_training_with_parts_that_leave_has_the_same_bits(void **state)
 
 /* --- one rank --- */
 
-static const struct layout_case one_rank = {"bf16", 1, 1, RK_DTYPE_BF16, RK_PARTS_ALL, false};
+static const struct layout_case one_rank = {"bf16", 1, 1, RK_DTYPE_BF16, RK_PARTS_ALL, false, NULL, 0};
 
 static void open_one(struct rk_test_model *test)
 {

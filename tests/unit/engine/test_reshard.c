@@ -41,6 +41,14 @@
     " \"shared_expert_intermediate_size\": 20, \"num_experts\": 8, \"num_experts_per_tok\": 2," \
     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 131,"             \
     " \"max_position_embeddings\": 64, \"initializer_range\": 0.3}"
+/* Latents, and experts in all layers but the first; heads for tp=4. */
+#define LATENT                                                                                       \
+    "{\"model_type\": \"deepseek_v3\", \"hidden_size\": 32, \"intermediate_size\": 48,"              \
+    " \"num_hidden_layers\": 4, \"first_k_dense_replace\": 1, \"moe_intermediate_size\": 12,"        \
+    " \"n_routed_experts\": 8, \"num_experts_per_tok\": 2, \"n_shared_experts\": 1, \"n_group\": 2," \
+    " \"topk_group\": 1, \"num_attention_heads\": 4, \"q_lora_rank\": 11, \"kv_lora_rank\": 9,"      \
+    " \"qk_nope_head_dim\": 6, \"qk_rope_head_dim\": 4, \"v_head_dim\": 8, \"vocab_size\": 131,"     \
+    " \"num_nextn_predict_layers\": 0, \"max_position_embeddings\": 64, \"initializer_range\": 0.3}"
 #define NARROW                                                                                              \
     "{\"model_type\": \"llama\", \"hidden_size\": 16, \"intermediate_size\": 48, \"num_hidden_layers\": 2," \
     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 131,"                         \
@@ -318,6 +326,11 @@ static const struct reshard_case cases[] = {
     {"tp 2 pp 2 ep 2 to tp 4 dp 2", 8, STAGES(2, 2, BF16, SPARSE, .pp = 2, .ep = 2),
      SIDE(4, 2, 0, BF16, SPARSE), 4096},
     {"dp 4 to ep 2", 4, SIDE(1, 4, 0, F32, SPARSE), STAGES(1, 4, F32, SPARSE, .ep = 2), 1 << 20},
+    {"latents, tp 2 to tp 1", 2, SIDE(2, 1, 0, F32, LATENT), SIDE(1, 2, 0, F32, LATENT), 4096},
+    {"latents, pp 2 ep 2 to tp 4", 4, STAGES(1, 2, F32, LATENT, .pp = 2, .ep = 2), SIDE(4, 1, 0, F32, LATENT),
+     1000},
+    {"latents, tp 2 ep 2 to ranks apart", 6, STAGES(2, 2, BF16, LATENT, .ep = 2), SIDE(2, 1, 4, BF16, LATENT),
+     4096},
     {"equal layouts", 2, SIDE(2, 1, 0, F32, LLAMA), SIDE(2, 1, 0, F32, LLAMA), 1 << 20},
 };
 
