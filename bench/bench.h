@@ -16,7 +16,7 @@
 #include "kernels/rk_tensor.h"
 
 #define BENCH_MAX_RANKS 4
-#define BENCH_MAX_DIMS  5
+#define BENCH_MAX_DIMS  6
 
 struct bench_options {
     const char *device, *group, *json, *compare, *filter;

@@ -63,6 +63,7 @@ static inline rk_tensor_t bench_i32(int64_t count)
 extern const struct bench_op bench_op_gemm, bench_op_gemm_dx, bench_op_gemm_dw, bench_op_grouped_gemm,
     bench_op_grouped_gemm_dx, bench_op_grouped_gemm_wgrad;
 extern const struct bench_op bench_op_attn_fwd, bench_op_attn_bwd, bench_op_attn_paged;
+extern const struct bench_op bench_op_attn_mla_fwd, bench_op_attn_mla_bwd;
 extern const struct bench_op bench_op_rmsnorm_fwd, bench_op_rmsnorm_bwd, bench_op_head_norm_fwd,
     bench_op_head_norm_bwd, bench_op_bias_bwd, bench_op_project_fwd, bench_op_project_bwd, bench_op_rope,
     bench_op_swiglu_fwd, bench_op_swiglu_bwd, bench_op_embed_fwd, bench_op_embed_bwd, bench_op_gather_rows,

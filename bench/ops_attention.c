@@ -1,5 +1,6 @@
-/* Attention. dims of the packed form: sequences, tokens of each, query heads, key-value heads, head_dim;
- * causal; only the unmasked half of the FLOPs counts. */
+/* Attention. dims of the packed form: sequences, tokens of each, query heads, key-value heads, head_dim of
+ * queries and keys, and that of values where it differs; causal; only the unmasked half of the FLOPs counts.
+ */
 #include "bench/op_bench.h"
 
 #include <math.h>
@@ -10,54 +11,64 @@
     {                                                  \
         "seqs", "len", "heads", "kv_heads", "head_dim" \
     }
+#define DIM_NAMES_MLA                                                \
+    {                                                                \
+        "seqs", "len", "heads", "kv_heads", "head_dim", "v_head_dim" \
+    }
 #define BLOCK_TOKENS 16 /* of the paged cache */
 
 enum { OUT, LSE, Q, K, V, CU_SEQLENS, DQ, DK, DV, DOUT };
 
-static rk_tensor_t heads_of(const int64_t *dims, int64_t heads)
+static int64_t v_head_dim(const int64_t *dims)
 {
-    return rk_tensor_3d(NULL, RK_DTYPE_BF16, dims[0] * dims[1], heads, dims[4]);
+    return dims[5] ? dims[5] : dims[4];
+}
+
+static rk_tensor_t heads_of(const int64_t *dims, int64_t heads, int64_t width)
+{
+    return rk_tensor_3d(NULL, RK_DTYPE_BF16, dims[0] * dims[1], heads, width);
 }
 
 static void declare_fwd(struct bench_tensors *tensors, const int64_t *dims)
 {
-    bench_add(tensors, heads_of(dims, dims[2]));
+    bench_add(tensors, heads_of(dims, dims[2], v_head_dim(dims)));
     bench_add(tensors, rk_tensor_2d(NULL, RK_DTYPE_F32, dims[2], dims[0] * dims[1]));
-    bench_add(tensors, heads_of(dims, dims[2]));
-    bench_add(tensors, heads_of(dims, dims[3]));
-    bench_add(tensors, heads_of(dims, dims[3]));
+    bench_add(tensors, heads_of(dims, dims[2], dims[4]));
+    bench_add(tensors, heads_of(dims, dims[3], dims[4]));
+    bench_add(tensors, heads_of(dims, dims[3], v_head_dim(dims)));
     bench_add_ints(tensors, bench_i32(dims[0] + 1), (struct bench_fill){.kind = BENCH_RAMP, .step = dims[1]});
 }
 
 static void declare_bwd(struct bench_tensors *tensors, const int64_t *dims)
 {
     declare_fwd(tensors, dims);
-    bench_add(tensors, heads_of(dims, dims[2]));
-    bench_add(tensors, heads_of(dims, dims[3]));
-    bench_add(tensors, heads_of(dims, dims[3]));
-    bench_add(tensors, heads_of(dims, dims[2]));
+    bench_add(tensors, heads_of(dims, dims[2], dims[4]));
+    bench_add(tensors, heads_of(dims, dims[3], dims[4]));
+    bench_add(tensors, heads_of(dims, dims[3], v_head_dim(dims)));
+    bench_add(tensors, heads_of(dims, dims[2], v_head_dim(dims)));
 }
 
-static double pairs(const int64_t *dims)
+/* Multiplications of the forward pass, without the mask. */
+static double products(const int64_t *dims)
 {
-    return (double)dims[0] * (double)dims[1] * (double)dims[1] * (double)dims[2] * (double)dims[4];
+    return (double)(dims[0] * dims[1]) * (double)(dims[1] * dims[2]) * (double)(dims[4] + v_head_dim(dims));
 }
 
 static double row_bytes(const int64_t *dims)
 {
-    return 2.0 * (double)(dims[0] * dims[1]) * (double)((dims[2] + dims[3]) * dims[4]);
+    return (double)(dims[0] * dims[1]) * (double)((dims[2] + dims[3]) * (dims[4] + v_head_dim(dims)));
 }
 
 static struct bench_cost cost_fwd(const int64_t *dims)
 {
     return (struct bench_cost){
-        .flops = 2 * pairs(dims), .bytes = 2 * row_bytes(dims), .items = (double)(dims[0] * dims[1])};
+        .flops = products(dims), .bytes = 2 * row_bytes(dims), .items = (double)(dims[0] * dims[1])};
 }
 
 static struct bench_cost cost_bwd(const int64_t *dims)
 {
     return (struct bench_cost){
-        .flops = 5 * pairs(dims), .bytes = 4 * row_bytes(dims), .items = (double)(dims[0] * dims[1])};
+        .flops = 2.5 * products(dims), .bytes = 4 * row_bytes(dims), .items = (double)(dims[0] * dims[1])};
 }
 
 static struct rk_attn_varlen_args fwd_args(const struct bench_op_call *call)
@@ -92,6 +103,11 @@ const struct bench_op bench_op_attn_fwd = {
     .dim_names = DIM_NAMES, .declare = declare_fwd, .run = run_fwd, .cost = cost_fwd};
 const struct bench_op bench_op_attn_bwd = {
     .dim_names = DIM_NAMES, .declare = declare_bwd, .prepare = run_fwd, .run = run_bwd, .cost = cost_bwd};
+
+const struct bench_op bench_op_attn_mla_fwd = {
+    .dim_names = DIM_NAMES_MLA, .declare = declare_fwd, .run = run_fwd, .cost = cost_fwd};
+const struct bench_op bench_op_attn_mla_bwd = {
+    .dim_names = DIM_NAMES_MLA, .declare = declare_bwd, .prepare = run_fwd, .run = run_bwd, .cost = cost_bwd};
 
 /* One new token per sequence over `len` keys in a paged cache. */
 enum { PAGED_OUT, PAGED_Q, K_CACHE, V_CACHE, BLOCK_TABLE, CU_Q, SEQ_LENS };

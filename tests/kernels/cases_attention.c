@@ -34,6 +34,7 @@ static const struct attn_case cases[] = {
     {"values wider, window", {0, 40, 47}, 2, 2, 1, 12, 5, 29},
     {"values of one column", {0, 19}, 1, 2, 1, 6, 0, 1},
     {"heads of 192 and 128", {0, 70, 150}, 2, 2, 2, 192, 0, 128},
+    {"heads of 192 and 128, group, window, two splits", {0, 3, 640, 640}, 3, 2, 1, 192, 600, 128},
     {"heads of 64 and 128, window", {0, 90}, 1, 2, 1, 64, 33, 128},
 };
 

@@ -42,6 +42,7 @@ static const struct split_case cases[] = {
     {"cp 2, values narrower", 2, 2, {0, 16, 80}, 2, 1, 24, 0, 16},
     {"cp 2, values wider, window", 2, 2, {0, 16, 80}, 4, 2, 12, 21, 20},
     {"cp 4, heads of 192 and 128", 4, 2, {0, 8, 88}, 2, 2, 192, 0, 128},
+    {"cp 2, heads of 192 and 128, group, window", 2, 2, {0, 100, 300}, 2, 1, 192, 90, 128},
 };
 
 /* Half precision and F64 differ from the others only in loads and stores, for which short sequences

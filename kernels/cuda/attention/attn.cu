@@ -11,19 +11,29 @@ namespace
 /* On average. */
 constexpr int DECODE_ROWS_PER_SEQ = 64;
 
+bool has_wgmma_kernel(const rk_cuda_attn_device &device, int head_dim, int v_head_dim)
+{
+    bool is_equal = head_dim == v_head_dim && (head_dim == 64 || head_dim == 128);
+
+    return device.has_sm90a && (is_equal || (head_dim == 192 && v_head_dim == 128));
+}
+
 /* Both passes, or neither: forward and backward share the definition of the arithmetic. */
 bool has_tensor_kernel(const rk_cuda_attn_device &device, rk_dtype_t dtype, int head_dim, int v_head_dim)
 {
     int fwd_bytes = rk_attn_fwd_mma_shared_bytes(head_dim),
         bwd_bytes = rk_attn_bwd_mma_shared_bytes(head_dim);
 
-    return dtype == RK_DTYPE_BF16 && head_dim == v_head_dim && fwd_bytes > 0 &&
-           RK_MAX(fwd_bytes, bwd_bytes) <= device.max_shared_bytes;
+    if (dtype != RK_DTYPE_BF16 || head_dim != v_head_dim)
+        return dtype == RK_DTYPE_BF16 && has_wgmma_kernel(device, head_dim, v_head_dim);
+    return fwd_bytes > 0 && RK_MAX(fwd_bytes, bwd_bytes) <= device.max_shared_bytes;
 }
 
-bool has_wgmma_kernel(const rk_cuda_attn_device &device, int head_dim)
+/* The same over a cache, for equal widths only. */
+bool has_paged_kernel(const rk_cuda_attn_paged_args *args)
 {
-    return device.has_sm90a && (head_dim == 64 || head_dim == 128);
+    return args->head_dim == args->v_head_dim &&
+           has_tensor_kernel(args->device, args->dtype, args->head_dim, args->v_head_dim);
 }
 
 bool fwd_is_aligned(const rk_cuda_attn_args *args)
@@ -44,7 +54,7 @@ cudaError_t rk_cuda_attn_fwd(cudaStream_t stream, const struct rk_cuda_attn_args
         return rk_attn_fwd_simple(stream, args);
     if (!fwd_is_aligned(args))
         return cudaErrorMisalignedAddress;
-    if (has_wgmma_kernel(args->device, args->head_dim))
+    if (has_wgmma_kernel(args->device, args->head_dim, args->v_head_dim))
         return rk_attn_fwd_wgmma(stream, args);
     return rk_attn_fwd_mma(stream, args);
 }
@@ -61,7 +71,7 @@ cudaError_t rk_cuda_attn_bwd(cudaStream_t stream, const struct rk_cuda_attn_bwd_
         !attn_is_aligned(args->dq, args->dq_stride) || !attn_is_aligned(args->dk, args->dk_stride) ||
         !attn_is_aligned(args->dv, args->dv_stride))
         return cudaErrorMisalignedAddress;
-    if (has_wgmma_kernel(args->fwd.device, args->fwd.head_dim))
+    if (has_wgmma_kernel(args->fwd.device, args->fwd.head_dim, args->fwd.v_head_dim))
         return rk_attn_bwd_wgmma(stream, args);
     return rk_attn_bwd_mma(stream, args);
 }
@@ -83,7 +93,7 @@ static bool is_decode(const rk_cuda_attn_paged_args *args)
 /* Whether Hopper's TMA can copy a key block as that many cache blocks. */
 static bool can_copy_cache(const rk_cuda_attn_paged_args *args)
 {
-    return has_wgmma_kernel(args->device, args->head_dim) && args->block_size >= 8 &&
+    return has_wgmma_kernel(args->device, args->head_dim, args->v_head_dim) && args->block_size >= 8 &&
            ATTN_KEY_BLOCK % args->block_size == 0;
 }
 
@@ -93,7 +103,7 @@ cudaError_t rk_cuda_attn_paged(cudaStream_t stream, const struct rk_cuda_attn_pa
         return cudaErrorNotSupported;
     if (args->num_tokens == 0)
         return cudaSuccess;
-    if (!has_tensor_kernel(args->device, args->dtype, args->head_dim, args->v_head_dim))
+    if (!has_paged_kernel(args))
         return rk_attn_paged_simple(stream, args);
     if (!attn_is_aligned(args->q, args->q_stride) || !attn_is_aligned(args->out, args->out_stride) ||
         !attn_is_aligned(args->k_cache, args->cache_block_stride) ||
@@ -106,9 +116,7 @@ cudaError_t rk_cuda_attn_paged(cudaStream_t stream, const struct rk_cuda_attn_pa
 
 size_t rk_cuda_attn_paged_workspace_bytes(const struct rk_cuda_attn_paged_args *args)
 {
-    return has_tensor_kernel(args->device, args->dtype, args->head_dim, args->v_head_dim) && is_decode(args)
-               ? rk_attn_decode_workspace_bytes(args)
-               : 0;
+    return has_paged_kernel(args) && is_decode(args) ? rk_attn_decode_workspace_bytes(args) : 0;
 }
 
 size_t rk_cuda_attn_paged_max_workspace_bytes(const struct rk_cuda_attn_paged_args *args)

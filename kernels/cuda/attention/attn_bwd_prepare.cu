@@ -1,11 +1,11 @@
-/* Before and after the tensor-core backward kernels of attention: delta = sum over head_dim of dout * out,
+/* Before and after the tensor-core backward kernels of attention: delta = sum over v_head_dim of dout * out,
  * and the sum of the parts of dk and dv, with zeros for keys in no segment. Twin of
  * kernels/cpu/attn_varlen_bwd.c with attn_bwd.cu, attn_bwd_sm90.cu.
  *
  * Parts        A kv head's gradient sums over the query heads of its group. Splitting by keys only gives too
  *              few thread blocks for models with few kv heads, so the group is split into parts, whose number
  *              depends on shapes and GPU; the parts' f32 sums are added here in ascending order.
- * Traffic      delta 4 * head_dim bytes a row: 3.3 TB/s on H200 (21 us for 8192 tokens of 16 x 128). The
+ * Traffic      delta 4 * v_head_dim bytes a row: 3.3 TB/s on H200 (21 us for 8192 tokens of 16 x 128). The
  *              parts 8 * num_parts * head_dim bytes a token and kv head. */
 #include "kernels/cuda/attention/attn_common.cuh"
 #include "kernels/cuda/attention/attn_internal.cuh"
@@ -21,7 +21,7 @@ __device__ inline float2 unpack(uint32_t x)
     return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
 }
 
-/* Four lanes per row of (token, head); head_dim % 8 == 0. */
+/* Four lanes per row of (token, head); v_head_dim % 8 == 0. */
 __global__ void __launch_bounds__(THREADS)
     attn_delta_rows_kernel(const rk_cuda_attn_bwd_args args, float *delta)
 {
@@ -31,10 +31,10 @@ __global__ void __launch_bounds__(THREADS)
     float sum = 0.0f;
 
     if (token < fwd.num_tokens) { /* no early return: the lanes of a quad synchronise below */
-        const bf16 *dout = (const bf16 *)args.dout + token * args.dout_stride + head * fwd.head_dim;
-        const bf16 *out = (const bf16 *)fwd.out + token * fwd.out_stride + head * fwd.head_dim;
+        const bf16 *dout = (const bf16 *)args.dout + token * args.dout_stride + head * fwd.v_head_dim;
+        const bf16 *out = (const bf16 *)fwd.out + token * fwd.out_stride + head * fwd.v_head_dim;
 
-        for (int c = threadIdx.x % 4 * 8; c < fwd.head_dim; c += 32) {
+        for (int c = threadIdx.x % 4 * 8; c < fwd.v_head_dim; c += 32) {
             uint4 a = *reinterpret_cast<const uint4 *>(dout + c),
                   b = *reinterpret_cast<const uint4 *>(out + c);
             const uint32_t *x = &a.x, *y = &b.x;
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(THREADS)
 __global__ void __launch_bounds__(THREADS)
     attn_sum_parts_kernel(const rk_cuda_attn_bwd_args args, const attn_bwd_plan plan)
 {
-    int width = args.fwd.num_kv_heads * args.fwd.head_dim;
+    int width = args.fwd.num_kv_heads * (blockIdx.y ? args.fwd.v_head_dim : args.fwd.head_dim);
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * 4, size = (int64_t)args.fwd.num_keys * width;
     int64_t stride = blockIdx.y ? args.dv_stride : args.dk_stride;
     const float *parts = blockIdx.y ? plan.dv : plan.dk;
@@ -81,9 +81,18 @@ size_t round_up(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-size_t part_bytes(const rk_cuda_attn_args *fwd)
+/* Of dk or dv, whose heads have `width` columns: all its parts. */
+size_t parts_bytes(const rk_cuda_attn_args *fwd, int num_parts, int width)
 {
-    return round_up((size_t)fwd->num_keys * fwd->num_kv_heads * fwd->head_dim * sizeof(float));
+    return round_up((size_t)num_parts * fwd->num_keys * fwd->num_kv_heads * width * sizeof(float));
+}
+
+/* Of dk and dv; nothing where one part makes them whole. */
+size_t all_parts_bytes(const rk_cuda_attn_args *fwd, int num_parts)
+{
+    return num_parts > 1
+               ? parts_bytes(fwd, num_parts, fwd->head_dim) + parts_bytes(fwd, num_parts, fwd->v_head_dim)
+               : 0;
 }
 
 size_t delta_bytes(const rk_cuda_attn_args *fwd)
@@ -122,15 +131,13 @@ attn_bwd_plan rk_attn_bwd_make_plan(const rk_cuda_attn_bwd_args *args)
     plan.num_parts = count_parts(&args->fwd);
     plan.delta = (float *)base;
     plan.dk = (float *)(base + delta_bytes(&args->fwd));
-    plan.dv = plan.dk + plan.num_parts * part_bytes(&args->fwd) / sizeof(float);
+    plan.dv = plan.dk + parts_bytes(&args->fwd, plan.num_parts, args->fwd.head_dim) / sizeof(float);
     return plan;
 }
 
 size_t rk_cuda_attn_bwd_workspace_bytes(const rk_cuda_attn_bwd_args *args)
 {
-    int parts = count_parts(&args->fwd);
-
-    return delta_bytes(&args->fwd) + (parts > 1 ? 2 * parts * part_bytes(&args->fwd) : 0);
+    return delta_bytes(&args->fwd) + all_parts_bytes(&args->fwd, count_parts(&args->fwd));
 }
 
 cudaError_t rk_attn_bwd_zero_keys(cudaStream_t stream, const rk_cuda_attn_bwd_args *args)
@@ -157,14 +164,15 @@ cudaError_t rk_attn_bwd_prepare(cudaStream_t stream, const rk_cuda_attn_bwd_args
     err = cudaGetLastError();
     if (err != cudaSuccess || plan->num_parts == 1)
         return err == cudaSuccess ? rk_attn_bwd_zero_keys(stream, args) : err;
-    return fwd.k_lens ? cudaMemsetAsync(plan->dk, 0, 2 * plan->num_parts * part_bytes(&fwd), stream)
+    return fwd.k_lens ? cudaMemsetAsync(plan->dk, 0, all_parts_bytes(&fwd, plan->num_parts), stream)
                       : cudaSuccess;
 }
 
 cudaError_t rk_attn_bwd_reduce(cudaStream_t stream, const rk_cuda_attn_bwd_args *args,
                                const attn_bwd_plan *plan)
 {
-    int64_t units = (int64_t)args->fwd.num_keys * args->fwd.num_kv_heads * args->fwd.head_dim / 4;
+    int64_t columns = RK_MAX(args->fwd.head_dim, args->fwd.v_head_dim);
+    int64_t units = args->fwd.num_keys * args->fwd.num_kv_heads * columns / 4;
 
     if (plan->num_parts == 1)
         return cudaSuccess;

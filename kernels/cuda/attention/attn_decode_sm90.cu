@@ -190,7 +190,7 @@ cudaError_t rk_attn_decode_tma(cudaStream_t stream, const rk_cuda_attn_paged_arg
         err = attn_make_map(&maps.v, args->v_cache, attn_cache_shape(args));
     if (err != cudaSuccess)
         return err;
-    return attn_for_wgmma(args->head_dim, [=](auto dim) {
+    return attn_for_head_dim<64, 128>(args->head_dim, [=](auto dim) {
         attn_grid grid = {stream, blocks, THREADS, sizeof(decode_smem<dim.value>) + 1024, true};
 
         return attn_launch(attn_decode_tma_kernel<dim.value>, grid, maps, *args, plan);

@@ -1,4 +1,5 @@
-/* Attention forward by wgmma, packed sequences and paged cache (prefill), head_dim 64 and 128. Twin of
+/* Attention forward by wgmma, packed sequences and paged cache (prefill), head_dim 64 and 128, and packed
+ * 192 with v_head_dim 128. Twin of
  * kernels/cpu/attn_varlen.c and attn_paged.c; definition in attn.h.
  *
  * Work split   One block per SM, which processes tiles of 128 queries of one head, those with the most work
@@ -55,17 +56,20 @@ struct fwd_tile {
     int key_token;                  /* packed: the row of k at position 0 */
 };
 
-template <int HD> struct fwd_smem {
+/* HD: head_dim, VD: v_head_dim. Where q is wider there is no room for the output beside it: it takes the
+ * place of q, and the next tile's queries come when it is stored. */
+template <int HD, int VD> struct fwd_smem {
+    static constexpr bool HAS_OUT = HD == VD;
     bf16 q[ROWS * HD];
-    bf16 k[STAGES][ATTN_KEY_BLOCK * HD], v[STAGES][ATTN_KEY_BLOCK * HD];
-    bf16 out[ROWS * HD];
+    bf16 k[STAGES][ATTN_KEY_BLOCK * HD], v[STAGES][ATTN_KEY_BLOCK * VD];
+    bf16 out[HAS_OUT ? ROWS * VD : 8];
     fwd_tile tile; /* goes with q */
     uint64_t q_full, q_empty, k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
 };
 
 #if RK_ATTN_HAS_SM90
 
-template <int HD> __device__ inline void init_barriers(fwd_smem<HD> &sm)
+template <int HD, int VD> __device__ inline void init_barriers(fwd_smem<HD, VD> &sm)
 {
     constexpr int WARPS = 2 * ATTN_WG / 32; /* one lane of each reading warp */
 
@@ -125,27 +129,28 @@ __device__ inline int find_entry(const fwd_params &params, const fwd_tile &tile,
                         min(max((block * ATTN_KEY_BLOCK + at) >> params.block_shift, low), high)];
 }
 
-/* Copies one key block of k or v, by the producer warp. */
-template <int HD>
+/* Copies one key block of k or v, WIDTH columns, by the producer warp. */
+template <int WIDTH>
 __device__ inline void load_keys(bf16 *dst, const CUtensorMap *map, uint64_t *bar, const fwd_params &params,
                                  const fwd_tile &tile, int block, int entry)
 {
     int kv_head = tile.head / params.group, at = attn_lane() << params.block_shift;
 
     if (attn_lane() == 0)
-        attn_bar_expect(bar, ATTN_KEY_BLOCK * HD * 2);
+        attn_bar_expect(bar, ATTN_KEY_BLOCK * WIDTH * 2);
     __syncwarp(); /* the expected bytes are announced before the copies */
     if (params.table) {
         if (at < ATTN_KEY_BLOCK)
-            attn_tma_load<HD>(dst, ATTN_KEY_BLOCK, at, map, bar, {0, kv_head, entry});
+            attn_tma_load<WIDTH>(dst, ATTN_KEY_BLOCK, at, map, bar, {0, kv_head, entry});
     } else if (attn_lane() == 0) {
-        attn_tma_load<HD>(dst, ATTN_KEY_BLOCK, 0, map, bar,
-                          {tile.key_token + block * ATTN_KEY_BLOCK, kv_head, 0});
+        attn_tma_load<WIDTH>(dst, ATTN_KEY_BLOCK, 0, map, bar,
+                             {tile.key_token + block * ATTN_KEY_BLOCK, kv_head, 0});
     }
 }
 
 /* The producer warp: for each tile copies the queries, then their keys and values. */
-template <int HD, bool OWN_KEYS> __device__ inline void produce(fwd_smem<HD> &sm, const fwd_params &params)
+template <int HD, int VD, bool OWN_KEYS>
+__device__ inline void produce(fwd_smem<HD, VD> &sm, const fwd_params &params)
 {
     int num_tiles = 0, count = 0;
 
@@ -168,7 +173,7 @@ template <int HD, bool OWN_KEYS> __device__ inline void produce(fwd_smem<HD> &sm
             attn_bar_wait(&sm.k_empty[stage], parity);
             load_keys<HD>(sm.k[stage], &params.k, &sm.k_full[stage], params, tile, block, entry);
             attn_bar_wait(&sm.v_empty[stage], parity);
-            load_keys<HD>(sm.v[stage], &params.v, &sm.v_full[stage], params, tile, block, entry);
+            load_keys<VD>(sm.v[stage], &params.v, &sm.v_full[stage], params, tile, block, entry);
         }
     }
     attn_bar_wait(&sm.q_empty, num_tiles % 2 ^ 1);
@@ -179,8 +184,8 @@ template <int HD, bool OWN_KEYS> __device__ inline void produce(fwd_smem<HD> &sm
 }
 
 /* A warpgroup's registers, and the parameters of its tile. */
-template <int HD> struct consumer {
-    float s[64], o[HD / 2], sum[HD / 2]; /* scores; output of this split; merged output of earlier splits */
+template <int VD> struct consumer {
+    float s[64], o[VD / 2], sum[VD / 2]; /* scores; output of this split; merged output of earlier splits */
     attn_softmax state;
     attn_total total[2];
     float c;        /* scale * log2(e) */
@@ -209,7 +214,8 @@ __device__ inline void pass_turn(int wg)
 }
 
 /* Starts the scores of the count-th block. */
-template <int HD> __device__ inline void start_scores(consumer<HD> &w, fwd_smem<HD> &sm, int count)
+template <int HD, int VD>
+__device__ inline void start_scores(consumer<VD> &w, fwd_smem<HD, VD> &sm, int count)
 {
     attn_bar_wait(&sm.k_full[count % STAGES], count / STAGES % 2);
     attn_pin(w.s);
@@ -221,8 +227,8 @@ template <int HD> __device__ inline void start_scores(consumer<HD> &w, fwd_smem<
 /* Turns the count-th block's scores, which are being computed, into probabilities p, rescales the output so
  * far to the block's maximum (small heads skip it if the maximum did not rise, because the factor is one),
  * and waits for the block's values. Results of rows beyond the end of the sequence are not stored. */
-template <int HD>
-__device__ inline void finish_scores(consumer<HD> &w, fwd_smem<HD> &sm, uint32_t (&p)[32], int key,
+template <int HD, int VD>
+__device__ inline void finish_scores(consumer<VD> &w, fwd_smem<HD, VD> &sm, uint32_t (&p)[32], int key,
                                      bool is_last)
 {
     int stage = w.count % STAGES, num_keys = w.num_keys - key; /* existing keys from the start of the block */
@@ -231,37 +237,39 @@ __device__ inline void finish_scores(consumer<HD> &w, fwd_smem<HD> &sm, uint32_t
     attn_wgmma_wait<0>();
     attn_pin(w.s);
     release(&sm.k_empty[stage]);
-    if (is_last)
+    if (is_last && sm.HAS_OUT)
         attn_bar_arrive(&sm.q_empty);
     if (key + ATTN_KEY_BLOCK - 1 > w.row0 || (w.window > 0 && w.row0 + 15 - key >= w.window))
         attn_mask_scores(w.s, w.row0, key, w.window);
     attn_softmax_block(w.s, w.state, w.c, alpha);
     attn_pack_rows(p, w.s);
-    if (HD > 64 || __any_sync(0xffffffffu, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
+    if (VD > 64 || __any_sync(0xffffffffu, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
 #pragma unroll
-        for (int j = 0; j < HD / 2; j++)
+        for (int j = 0; j < VD / 2; j++)
             w.o[j] = __fmul_rn(w.o[j], alpha[j / 2 % 2]);
     }
     attn_bar_wait(&sm.v_full[stage], w.count / STAGES % 2);
     if (num_keys < ATTN_KEY_BLOCK) {
-        attn_zero_tail<HD, ATTN_KEY_BLOCK>(sm.v[stage], num_keys);
+        attn_zero_tail<VD, ATTN_KEY_BLOCK>(sm.v[stage], num_keys);
         attn_async_fence();
         attn_named_sync(BAR_TAIL + w.wg, ATTN_WG); /* the whole warpgroup has zeroed its rows */
     }
 }
 
 /* Starts the GEMM of the block's contribution to the output. */
-template <int HD>
-__device__ inline void start_output(consumer<HD> &w, fwd_smem<HD> &sm, const uint32_t (&p)[32], bool is_fresh)
+template <int HD, int VD>
+__device__ inline void start_output(consumer<VD> &w, fwd_smem<HD, VD> &sm, const uint32_t (&p)[32],
+                                    bool is_fresh)
 {
     attn_pin(w.o);
     attn_wgmma_fence();
-    attn_gemm_cols<HD, ATTN_KEY_BLOCK>(w.o, p, sm.v[w.count % STAGES], !is_fresh);
+    attn_gemm_cols<VD, ATTN_KEY_BLOCK>(w.o, p, sm.v[w.count % STAGES], !is_fresh);
     attn_wgmma_commit();
 }
 
 /* Waits for it, except for the PENDING GEMMs started after it, and releases the values. */
-template <int PENDING, int HD> __device__ inline void finish_output(consumer<HD> &w, fwd_smem<HD> &sm)
+template <int PENDING, int HD, int VD>
+__device__ inline void finish_output(consumer<VD> &w, fwd_smem<HD, VD> &sm)
 {
     attn_wgmma_wait<PENDING>();
     attn_pin(w.o);
@@ -269,7 +277,8 @@ template <int PENDING, int HD> __device__ inline void finish_output(consumer<HD>
 }
 
 /* Blocks first..last of a tile; the warpgroups alternate on the tensor cores, 0 first. */
-template <int HD> __device__ inline void run_tile(consumer<HD> &w, fwd_smem<HD> &sm, int first, int last)
+template <int HD, int VD>
+__device__ inline void run_tile(consumer<VD> &w, fwd_smem<HD, VD> &sm, int first, int last)
 {
     bool is_fresh = true; /* o has no contribution of this split yet */
     uint32_t p[32];
@@ -298,14 +307,14 @@ template <int HD> __device__ inline void run_tile(consumer<HD> &w, fwd_smem<HD> 
     attn_merge_rows(w.total, w.sum, w.state, w.o, w.c);
 }
 
-template <int HD>
-__device__ inline void store_tile(const consumer<HD> &w, const fwd_params &params, const fwd_tile &tile,
+template <int VD>
+__device__ inline void store_tile(const consumer<VD> &w, const fwd_params &params, const fwd_tile &tile,
                                   bf16 *staging, int warp_row)
 {
     int num_rows = tile.num_rows - warp_row, g = attn_lane() / 4, token = tile.token + warp_row;
     float inv[2] = {attn_reciprocal(w.total[0].l), attn_reciprocal(w.total[1].l)};
 
-    attn_store_rows<HD>(params.out + token * params.out_stride + tile.head * HD, params.out_stride, num_rows,
+    attn_store_rows<VD>(params.out + token * params.out_stride + tile.head * VD, params.out_stride, num_rows,
                         w.sum, inv, staging, warp_row);
     for (int r = 0; r < 2; r++) {
         if (params.lse && attn_lane() % 4 == 0 && g + 8 * r < num_rows)
@@ -315,10 +324,11 @@ __device__ inline void store_tile(const consumer<HD> &w, const fwd_params &param
 }
 
 /* Warpgroup wg: 64 queries of every tile. */
-template <int HD> __device__ inline void consume(fwd_smem<HD> &sm, const fwd_params &params, int wg)
+template <int HD, int VD>
+__device__ inline void consume(fwd_smem<HD, VD> &sm, const fwd_params &params, int wg)
 {
     int warp_row = wg * 64 + threadIdx.x / 32 % 4 * 16;
-    consumer<HD> w;
+    consumer<VD> w;
 
     w.c = params.c;
     w.wg = wg;
@@ -338,11 +348,17 @@ template <int HD> __device__ inline void consume(fwd_smem<HD> &sm, const fwd_par
         w.total[0] = w.total[1] = {-INFINITY, 0.0f};
         attn_softmax_clear(w.state);
 #pragma unroll
-        for (int j = 0; j < HD / 2; j++)
+        for (int j = 0; j < VD / 2; j++)
             w.o[j] = w.sum[j] = 0.0f;
         run_tile(w, sm, __shfl_sync(0xffffffffu, tile.first, 0), __shfl_sync(0xffffffffu, tile.last, 0));
-        store_tile(w, params, tile, sm.out, warp_row);
+        if (!sm.HAS_OUT)
+            attn_named_sync(BAR_TAIL + wg, ATTN_WG); /* the whole warpgroup has read q for the last time */
+        store_tile(w, params, tile, sm.HAS_OUT ? sm.out : sm.q, warp_row);
         __syncwarp(); /* the staged rows are stored before those of the next tile are written */
+        if (!sm.HAS_OUT) {
+            attn_async_fence();
+            attn_bar_arrive(&sm.q_empty);
+        }
     }
     if (wg == 0)
         take_turn(wg); /* consumes the other warpgroup's last arrival */
@@ -350,12 +366,12 @@ template <int HD> __device__ inline void consume(fwd_smem<HD> &sm, const fwd_par
 
 #endif
 
-template <int HD, bool OWN_KEYS>
+template <int HD, int VD, bool OWN_KEYS>
 __global__ void __launch_bounds__(THREADS, 1) attn_fwd_wgmma_kernel(const __grid_constant__ fwd_params params)
 {
 #if RK_ATTN_HAS_SM90
     extern __shared__ uint8_t raw[];
-    fwd_smem<HD> &sm = *reinterpret_cast<fwd_smem<HD> *>(raw + (-attn_smem(raw) & 1023));
+    fwd_smem<HD, VD> &sm = *reinterpret_cast<fwd_smem<HD, VD> *>(raw + (-attn_smem(raw) & 1023));
     int wg = __shfl_sync(0xffffffffu, threadIdx.x / ATTN_WG, 0); /* shuffle: makes the value uniform in a warp
                                                                   * for the compiler */
 
@@ -365,7 +381,7 @@ __global__ void __launch_bounds__(THREADS, 1) attn_fwd_wgmma_kernel(const __grid
     if (wg == 2) {
         attn_give_registers<24>();
         if (threadIdx.x < 2 * ATTN_WG + 32)
-            produce<HD, OWN_KEYS>(sm, params);
+            produce<HD, VD, OWN_KEYS>(sm, params);
     } else {
         attn_take_registers<240>();
         consume(sm, params, wg);
@@ -373,15 +389,16 @@ __global__ void __launch_bounds__(THREADS, 1) attn_fwd_wgmma_kernel(const __grid
 #endif
 }
 
-cudaError_t launch(cudaStream_t stream, const fwd_params &params, int head_dim, int num_sms)
+cudaError_t launch(cudaStream_t stream, const fwd_params &params, attn_widths widths, int num_sms)
 {
     unsigned num_blocks = params.num_items < num_sms ? params.num_items : num_sms;
 
-    return attn_for_wgmma(head_dim, [&](auto dim) {
-        attn_grid grid = {stream, dim3(num_blocks), THREADS, sizeof(fwd_smem<dim.value>) + 1024};
+    return attn_for_wgmma(widths, [&](auto dim) {
+        constexpr int HD = dim.head_dim, VD = dim.v_head_dim;
+        attn_grid grid = {stream, dim3(num_blocks), THREADS, sizeof(fwd_smem<HD, VD>) + 1024};
 
-        return params.k_begin ? attn_launch(attn_fwd_wgmma_kernel<dim.value, true>, grid, params)
-                              : attn_launch(attn_fwd_wgmma_kernel<dim.value, false>, grid, params);
+        return params.k_begin ? attn_launch(attn_fwd_wgmma_kernel<HD, VD, true>, grid, params)
+                              : attn_launch(attn_fwd_wgmma_kernel<HD, VD, false>, grid, params);
     });
 }
 
@@ -389,7 +406,7 @@ cudaError_t launch(cudaStream_t stream, const fwd_params &params, int head_dim, 
 
 cudaError_t rk_attn_fwd_wgmma(cudaStream_t stream, const rk_cuda_attn_args *args)
 {
-    int hd = args->head_dim, tokens = args->num_tokens, keys = args->num_keys;
+    int hd = args->head_dim, vd = args->v_head_dim, tokens = args->num_tokens, keys = args->num_keys;
     fwd_params params = {};
     cudaError_t err = attn_make_map(&params.q, args->q,
                                     attn_packed_shape(tokens, args->num_heads, hd, args->q_stride, ROWS));
@@ -399,7 +416,7 @@ cudaError_t rk_attn_fwd_wgmma(cudaStream_t stream, const rk_cuda_attn_args *args
                             attn_packed_shape(keys, args->num_kv_heads, hd, args->k_stride, ATTN_KEY_BLOCK));
     if (err == cudaSuccess)
         err = attn_make_map(&params.v, args->v,
-                            attn_packed_shape(keys, args->num_kv_heads, hd, args->v_stride, ATTN_KEY_BLOCK));
+                            attn_packed_shape(keys, args->num_kv_heads, vd, args->v_stride, ATTN_KEY_BLOCK));
     if (err != cudaSuccess)
         return err;
     params.num_heads = args->num_heads;
@@ -416,7 +433,7 @@ cudaError_t rk_attn_fwd_wgmma(cudaStream_t stream, const rk_cuda_attn_args *args
     params.out = (bf16 *)args->out;
     params.out_stride = args->out_stride;
     params.lse = args->lse;
-    return launch(stream, params, hd, args->device.num_sms);
+    return launch(stream, params, {hd, vd}, args->device.num_sms);
 }
 
 cudaError_t rk_attn_paged_wgmma(cudaStream_t stream, const rk_cuda_attn_paged_args *args)
@@ -447,5 +464,5 @@ cudaError_t rk_attn_paged_wgmma(cudaStream_t stream, const rk_cuda_attn_paged_ar
     params.c = args->scale * ATTN_LOG2E;
     params.out = (bf16 *)args->out;
     params.out_stride = args->out_stride;
-    return launch(stream, params, hd, args->device.num_sms);
+    return launch(stream, params, {hd, hd}, args->device.num_sms);
 }

@@ -26,9 +26,28 @@ template <typename Launch> cudaError_t attn_for_mma(int head_dim, Launch launch)
     return attn_for_head_dim<32, 64, 80, 96, 128, 256>(head_dim, launch);
 }
 
-template <typename Launch> cudaError_t attn_for_wgmma(int head_dim, Launch launch)
+/* Of queries and keys, and of values and results. */
+struct attn_widths {
+    int head_dim, v_head_dim;
+};
+
+template <int HD, int VD> struct attn_dims {
+    static constexpr int head_dim = HD, v_head_dim = VD;
+};
+
+template <typename... Dims, typename Launch> cudaError_t attn_for_dims(attn_widths widths, Launch launch)
 {
-    return attn_for_head_dim<64, 128>(head_dim, launch);
+    cudaError_t err = cudaErrorNotSupported;
+
+    (void)((widths.head_dim == Dims::head_dim && widths.v_head_dim == Dims::v_head_dim &&
+            (err = launch(Dims()), true)) ||
+           ...);
+    return err;
+}
+
+template <typename Launch> cudaError_t attn_for_wgmma(attn_widths widths, Launch launch)
+{
+    return attn_for_dims<attn_dims<64, 64>, attn_dims<128, 128>, attn_dims<192, 128>>(widths, launch);
 }
 
 /* A flag as a type: launch(attn_flag<true>()) for calls with k_begin. */
@@ -97,10 +116,11 @@ cudaError_t rk_attn_paged_simple(cudaStream_t stream, const rk_cuda_attn_paged_a
 /* attn_bwd_prepare.cu: kernels before and after the main kernels of both tensor-core backward passes. The
  * workspace has delta, followed by the parts of dk and dv. */
 struct attn_bwd_plan {
-    int num_parts;  /* the query heads of a kv head are split into this number of parts, each summed
-                     * separately */
-    float *delta;   /* [num_heads, num_tokens]: sum over head_dim of dout * out */
-    float *dk, *dv; /* [num_parts][num_keys, num_kv_heads, head_dim] when num_parts > 1; dv follows dk */
+    int num_parts; /* the query heads of a kv head are split into this number of parts, each summed
+                    * separately */
+    float *delta;  /* [num_heads, num_tokens]: sum over v_head_dim of dout * out */
+    /* [num_parts][num_keys, num_kv_heads, head_dim or v_head_dim] when num_parts > 1; dv follows dk */
+    float *dk, *dv;
 };
 
 attn_bwd_plan rk_attn_bwd_make_plan(const rk_cuda_attn_bwd_args *args);
