@@ -16,8 +16,10 @@ function report(at, message) {
     failed = 1
 }
 
-# Parameters of the signature: what is between the last pair of outermost parentheses.
+# Parameters of the signature: what is between the last pair of outermost parentheses. The arguments of templates
+# are not counted.
 function count_parameters(text,    i, c, depth, commas, content) {
+    gsub(/<[^<>()]*>/, "", text)
     for (i = 1; i <= length(text); i++) {
         c = substr(text, i, 1)
         if (c == "(" && depth++ == 0) {

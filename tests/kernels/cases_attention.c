@@ -49,6 +49,15 @@ static int64_t v_dim_of(const struct attn_case *c)
     return c->v_head_dim ? c->v_head_dim : c->head_dim;
 }
 
+static int32_t longest_of(const struct attn_case *c)
+{
+    int32_t longest = 0;
+
+    for (int32_t s = 0; s < c->num_seqs; s++)
+        longest = RK_MAX(longest, c->cu_seqlens[s + 1] - c->cu_seqlens[s]);
+    return longest;
+}
+
 static rk_tensor_t qk_part(const struct attn_case *c, rk_tensor_t fused, int64_t first_head, int64_t heads)
 {
     return rk_tensor_split_cols(rk_tensor_cols(fused, first_head * c->head_dim, heads * c->head_dim), heads,
@@ -88,7 +97,7 @@ static struct attn_data make_data(struct kt *kt, const struct attn_case *c, rk_d
                         .k = qk_part(c, qkv, c->num_heads, c->num_kv_heads),
                         .v = v_part(c, qkv),
                         .cu_seqlens = kt_ints(kt, c->cu_seqlens, c->num_seqs + 1),
-                        .max_seqlen = 150,
+                        .max_seqlen = longest_of(c),
                         .window = c->window,
                         .scale = 0.3f,
                     },

@@ -156,8 +156,8 @@ __global__ void __launch_bounds__(THREADS)
     }
     row = tile.first_row + threadIdx.x / 32 * 16;
     if (plan.num_parts > 1) {
-        attn_store_part(plan.dk, fwd, task, HD, row, col, sums.dk, fwd.scale);
-        attn_store_part(plan.dv, fwd, task, HD, row, col, sums.dv, 1.0f);
+        attn_store_part(plan.dk + col, fwd, task, HD, row, sums.dk, fwd.scale);
+        attn_store_part(plan.dv + col, fwd, task, HD, row, sums.dv, 1.0f);
     } else {
         num_keys = tile.length - row;
         row += tile.key_begin;

@@ -114,18 +114,17 @@ __device__ inline void attn_bwd_ds(float (&p)[N], const float (&dp)[N], const fl
         p[i] *= dp[i] - delta[i / 2 % 2];
 }
 
-/* Stores rows of a part of dk or dv (f32), heads of `width` columns: 16 keys from `row` of the tile,
- * columns from `col`. */
+/* Stores rows of a part of dk or dv (f32), heads of `width` columns: 16 keys from `row` of the tile. */
 template <int N>
 __device__ inline void attn_store_part(float *parts, const rk_cuda_attn_args &fwd, const attn_dkv_task &task,
-                                       int width, int row, int col, const float (&d)[N], float factor)
+                                       int width, int row, const float (&d)[N], float factor)
 {
     int g = attn_lane() / 4, t = attn_lane() % 4;
     int64_t first = (int64_t)task.part * fwd.num_keys + task.tile.key_begin;
 
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float *dst = parts + ((first + row + g + 8 * r) * fwd.num_kv_heads + task.kv_head) * width + col;
+        float *dst = parts + ((first + row + g + 8 * r) * fwd.num_kv_heads + task.kv_head) * width;
 
         if (row + g + 8 * r >= task.tile.length)
             continue;

@@ -1,6 +1,5 @@
 /* Attention forward by wgmma, packed sequences and paged cache (prefill), head_dim 64 and 128, and packed
- * 192 with v_head_dim 128. Twin of
- * kernels/cpu/attn_varlen.c and attn_paged.c; definition in attn.h.
+ * 192 with v_head_dim 128. Twin of kernels/cpu/attn_varlen.c and attn_paged.c; definition in attn.h.
  *
  * Work split   One block per SM, which processes tiles of 128 queries of one head, those with the most work
  *              first, alternating in direction from round to round to balance the blocks. Two warpgroups of
@@ -17,6 +16,7 @@
  *                hd128  4 x 2048, 12 on 2 heads   331 / 500
  *                hd128 16 x  512, 28 on 4 heads   204 / 299
  *                hd64   2 x 4096, 14 on 2 heads   285 / 386
+ *                192/128  2 x 4096, 16 heads      567 (H100)
  *              Paged, 2048 queries of 28 on 4 heads, hd128: 446 (4 x 2048 keys), 468 (1 x 16384).
  * Tried        Scores of the next block before the output of this one, with its softmax overlapping the
  *              output: 4% slower, because the totals then need shared memory. Passing the turn before the
