@@ -122,3 +122,43 @@ int64_t rk_check_moe_combine(struct rk_check *check, const struct rk_moe_combine
     rk_expect_no_alias(check, "y", args->y, "x", args->x);
     return args->y.shape[0] * args->y.shape[1];
 }
+
+/* I32 [T, K] and I32 [T]. */
+static void expect_tokens(struct rk_check *check, rk_tensor_t ids, rk_tensor_t segments)
+{
+    rk_expect(check, ids.rank == 2 && ids.shape[1] >= 1 && ids.shape[1] <= RK_MOE_TOP_K_MAX,
+              "ids has %lld columns, expected 1 to %d", (long long)ids.shape[1], RK_MOE_TOP_K_MAX);
+    rk_expect_tensor(check, "ids", ids, RK_DTYPE_I32, RK_DIMS(ids.shape[0], ids.shape[1]));
+    rk_expect_tensor(check, "segments", segments, RK_DTYPE_I32, RK_DIMS(ids.shape[0]));
+}
+
+int64_t rk_check_moe_count(struct rk_check *check, const struct rk_moe_count_args *args)
+{
+    rk_dtype_t stat = rk_stat_dtype(args->counts.dtype);
+
+    expect_tokens(check, args->ids, args->segments);
+    rk_expect_tensor(check, "counts", args->counts, stat,
+                     RK_DIMS(args->counts.shape[0], args->counts.shape[1]));
+    rk_expect_contiguous(check, "counts", args->counts);
+    return args->ids.shape[0];
+}
+
+int64_t rk_check_moe_balance(struct rk_check *check, const struct rk_moe_balance_args *args)
+{
+    int64_t tokens = args->logits.shape[0], experts = args->logits.shape[1];
+    rk_dtype_t stat = rk_stat_dtype(args->logits.dtype);
+
+    rk_expect_source(check, "logits", args->logits, 2);
+    rk_expect_tensor(check, "logits", args->logits, stat, RK_DIMS(tokens, experts));
+    rk_expect(check, experts >= 1 && experts <= RK_MOE_EXPERTS_MAX, "%lld experts, expected 1 to %d",
+              (long long)experts, RK_MOE_EXPERTS_MAX);
+    expect_tokens(check, args->ids, args->segments);
+    rk_expect_tensor(check, "segments", args->segments, RK_DTYPE_I32, RK_DIMS(tokens));
+    rk_expect_tensor(check, "sums", args->sums, RK_DTYPE_F64, RK_DIMS(experts + RK_NUM_ROUTER_SUMS));
+    rk_expect_optional(check, "dlogits", args->dlogits, stat, RK_DIMS(tokens, experts));
+    rk_expect(check, (args->counts.data != NULL) == (args->weights.data != NULL),
+              "one of counts and weights is none, expected both or neither");
+    rk_expect_optional(check, "counts", args->counts, stat, RK_DIMS(args->weights.shape[0], experts));
+    rk_expect_optional(check, "weights", args->weights, stat, RK_DIMS(args->weights.shape[0]));
+    return tokens;
+}

@@ -21,7 +21,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_KERNEL_ABI 9
+#define RK_KERNEL_ABI 10
 
 /* C[M, N] = alpha * op(A) * op(B) + beta * C (+ bias[N]); op is a transpose if trans_* is set.
  * Linear layers: Y = X W^T is trans_b; dX = dY W needs no transpose; dW += dY^T X is trans_a with beta 1.
@@ -85,6 +85,34 @@ struct rk_moe_route_bwd_args {
     struct rk_moe_route_args fwd; /* as in the forward call: ids is an input now, probs is not used */
     rk_tensor_t dlogits;          /* stat [T, E]; overwritten */
     rk_tensor_t dprobs;           /* stat [T, K] */
+};
+
+/* counts[s][e] += tokens of segment s that go to expert e; exact up to 2^24. */
+struct rk_moe_count_args {
+    rk_tensor_t counts;   /* stat [S, E] */
+    rk_tensor_t ids;      /* I32 [T, K]; below 0: none */
+    rk_tensor_t segments; /* I32 [T], each < S; below 0: padding, which is not counted */
+};
+
+/* Columns of rk_moe_balance_args.sums after those of the experts. */
+enum { RK_ROUTER_TOKENS, RK_ROUTER_ENTROPY, RK_ROUTER_BALANCE, RK_ROUTER_Z, RK_NUM_ROUTER_SUMS };
+
+/* Sums over the tokens of a router, and the gradients of losses on its scores. With s the scores of moe_route
+ * and p = s / sum s (softmax: s; plus 1e-20 for sigmoids), of the tokens with a segment:
+ *   sums[e] += tokens that go to expert e
+ *   sums[E..] += 1, -sum_e p log p, balance = sum_e weights[segment] counts[segment][e] p_e,
+ *                z = logsumexp(logits)^2
+ *   dlogits += d (balance + z_weight * z); counts are constants
+ * balance is the loss of Shazeer et al., arXiv:2101.03961, and z that of Zoph et al., arXiv:2202.08906. */
+struct rk_moe_balance_args {
+    rk_tensor_t sums;            /* F64 [E + RK_NUM_ROUTER_SUMS]; accumulated */
+    rk_tensor_t dlogits;         /* none, or stat [T, E]; accumulated */
+    rk_tensor_t logits;          /* stat [T, E] */
+    rk_tensor_t ids;             /* I32 [T, K]; below 0: none */
+    rk_tensor_t segments;        /* I32 [T]; below 0: padding */
+    rk_tensor_t counts, weights; /* both none, or stat [S, E] and stat [S] */
+    double z_weight;
+    bool is_sigmoid;
 };
 
 /* The order of tokens for the experts: rows sorted by expert, then by token. */
@@ -392,6 +420,8 @@ struct rk_adamw_args {
     X(grouped_gemm_wgrad, rk_grouped_gemm_wgrad_args) \
     X(moe_route, rk_moe_route_args)                   \
     X(moe_route_bwd, rk_moe_route_bwd_args)           \
+    X(moe_count, rk_moe_count_args)                   \
+    X(moe_balance, rk_moe_balance_args)               \
     X(moe_sort, rk_moe_sort_args)                     \
     X(moe_combine, rk_moe_combine_args)               \
     X(bias_bwd, rk_bias_bwd_args)                     \

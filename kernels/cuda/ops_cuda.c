@@ -9,6 +9,7 @@ static const struct rk_workspace_ops workspace_ops = {
     .embed_bwd = rk_cuda_workspace_embed_bwd,
     .gemm = rk_cuda_workspace_gemm,
     .head_norm_bwd = rk_cuda_workspace_head_norm_bwd,
+    .moe_balance = rk_cuda_workspace_moe_balance,
     .project_bwd = rk_cuda_workspace_project_bwd,
     .rmsnorm_bwd = rk_cuda_workspace_rmsnorm_bwd,
     .sum_squares = rk_cuda_workspace_sum_squares,

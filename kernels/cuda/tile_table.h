@@ -78,6 +78,10 @@ constexpr int RK_TILE_EMBED_PIECE = 32;
  * them. */
 constexpr int RK_TILE_SUM_PARTS = 1024;
 
+/* moe_balance: maximum number of blocks, whose partial sums one block adds, and warps of a block. */
+constexpr int RK_TILE_BALANCE_PARTS = 128;
+constexpr int RK_TILE_BALANCE_WARPS = 4;
+
 /* gemm_chain: output tile of a block of 128 threads, and columns of K that are staged at a time. */
 constexpr int RK_TILE_CHAIN_M = 64;
 constexpr int RK_TILE_CHAIN_N = 64;
