@@ -60,6 +60,7 @@ static void expect_route(struct rk_check *check, const struct rk_moe_route_args 
     rk_expect_tensor(check, "ids", args->ids, RK_DTYPE_I32, RK_DIMS(tokens, top_k));
     rk_expect_optional(check, "bias", args->bias, stat, RK_DIMS(experts));
     rk_expect_optional(check, "given", args->given, RK_DTYPE_I32, RK_DIMS(tokens, top_k));
+    rk_expect_optional(check, "chosen", args->chosen, RK_DTYPE_I16, RK_DIMS(tokens, top_k));
     rk_expect(check, args->num_groups >= 1 && experts % RK_MAX(args->num_groups, 1) == 0,
               "num_groups=%d, expected a divisor of the %lld experts", args->num_groups, (long long)experts);
     rk_expect(check, args->topk_groups >= 1 && args->topk_groups <= args->num_groups,

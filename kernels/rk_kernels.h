@@ -71,6 +71,8 @@ struct rk_moe_route_args {
     rk_tensor_t bias;   /* none, or stat [E] */
     rk_tensor_t given;  /* none, or I32 [T, K]: the ids to use, independent of the scores (replay); an id
                          * below 0 means no expert: prob 0 */
+    rk_tensor_t chosen; /* none, or I16 [T, K], rows of any stride: receives the choice by s + bias, also with
+                         * `given` */
     bool is_sigmoid, normalizes;
     int32_t num_groups, topk_groups; /* 1, 1: none */
     float scale;

@@ -104,13 +104,16 @@ static void route(const struct rk_moe_route_args *args, int64_t t, double *score
     int64_t experts = args->logits.shape[1];
     int32_t *ids = rk_cpu_at(args->ids, t, 0);
     const int32_t *given = args->given.data ? rk_cpu_at(args->given, t, 0) : NULL;
+    int16_t *chosen = args->chosen.data ? rk_cpu_at(args->chosen, t, 0) : NULL;
     double sum;
 
     score(scores, args, t);
+    if (!given || chosen)
+        choose(ids, scores, scores + experts, args);
+    for (int64_t k = 0; chosen && k < args->ids.shape[1]; k++)
+        chosen[k] = (int16_t)ids[k];
     for (int64_t k = 0; given && k < args->ids.shape[1]; k++)
         ids[k] = given[k];
-    if (!given)
-        choose(ids, scores, scores + experts, args);
     sum = divisor(args, ids, scores);
     for (int64_t k = 0; k < args->ids.shape[1]; k++) {
         double prob = ids[k] >= 0 ? args->scale * scores[ids[k]] / sum : 0.0;

@@ -12,18 +12,23 @@ struct route_case {
     bool is_sigmoid, normalizes, has_bias, is_given;
     int32_t num_groups, topk_groups;
     float scale;
+    bool is_captured;
 };
 
 static const struct route_case cases[] = {
-    {"one expert", 3, 1, 1, false, false, false, false, 1, 1, 1.0f},
-    {"softmax", 7, 8, 2, false, false, false, false, 1, 1, 1.0f},
-    {"softmax, normalised", 9, 40, 8, false, true, false, false, 1, 1, 1.0f},
-    {"sigmoid with bias and scale", 6, 64, 6, true, true, true, false, 1, 1, 2.446f},
-    {"groups", 11, 32, 4, true, true, true, false, 8, 3, 2.5f},
-    {"groups of one expert", 5, 6, 2, false, true, false, false, 6, 4, 1.0f},
-    {"all experts", 4, 5, 5, false, true, false, false, 1, 1, 1.0f},
-    {"given", 6, 16, 3, false, true, false, true, 1, 1, 1.0f},
-    {"given, sigmoid", 6, 130, 8, true, true, true, true, 1, 1, 2.0f},
+    {"one expert", 3, 1, 1, false, false, false, false, 1, 1, 1.0f, false},
+    {"softmax", 7, 8, 2, false, false, false, false, 1, 1, 1.0f, false},
+    {"softmax, normalised", 9, 40, 8, false, true, false, false, 1, 1, 1.0f, false},
+    {"sigmoid with bias and scale", 6, 64, 6, true, true, true, false, 1, 1, 2.446f, false},
+    {"groups", 11, 32, 4, true, true, true, false, 8, 3, 2.5f, false},
+    {"groups of one expert", 5, 6, 2, false, true, false, false, 6, 4, 1.0f, false},
+    {"all experts", 4, 5, 5, false, true, false, false, 1, 1, 1.0f, false},
+    {"given", 6, 16, 3, false, true, false, true, 1, 1, 1.0f, false},
+    {"given, sigmoid", 6, 130, 8, true, true, true, true, 1, 1, 2.0f, false},
+    {"captured", 7, 8, 2, false, true, false, false, 1, 1, 1.0f, true},
+    {"captured, groups", 11, 32, 4, true, true, true, false, 8, 3, 2.5f, true},
+    {"captured and given", 6, 16, 3, false, true, false, true, 1, 1, 1.0f, true},
+    {"captured and given, 32 choices", 3, 40, 32, true, true, true, true, 1, 1, 2.0f, true},
 };
 
 /* The value by which an expert is chosen, in f64. */
@@ -121,6 +126,29 @@ static rk_tensor_t given_ids(struct kt *kt, const struct route_case *c)
     return rk_tensor_2d(kt_ints(kt, ids, c->tokens * c->top_k).data, RK_DTYPE_I32, c->tokens, c->top_k);
 }
 
+/* Memory for the choices: columns of a wider tensor, as those of one layer of several. */
+static rk_tensor_t columns_for_choices(struct kt *kt, const struct route_case *c)
+{
+    return rk_tensor_cols(kt_zeros_2d(kt, RK_DTYPE_I16, c->tokens, 3 * c->top_k), c->top_k, c->top_k);
+}
+
+/* The choice does not depend on given ids. */
+static void expect_choices(struct kt *kt, const struct route_case *c, rk_tensor_t chosen,
+                           const double *logits, const double *bias)
+{
+    struct route_case by_score = *c;
+    const int16_t *actual = kt_read_bytes(kt, chosen);
+    double *probs = kt_scratch(kt, c->top_k);
+    int32_t ids[RK_MOE_TOP_K_MAX];
+
+    by_score.is_given = false;
+    for (int64_t t = 0; t < c->tokens; t++) {
+        expect_row(&by_score, ids, probs, logits + t * c->experts, bias);
+        for (int64_t k = 0; k < c->top_k; k++)
+            assert_int_equal(actual[t * c->top_k + k], ids[k]);
+    }
+}
+
 static struct rk_moe_route_args route_args(struct kt *kt, const struct route_case *c, rk_dtype_t dtype)
 {
     struct rk_moe_route_args args = {
@@ -134,6 +162,8 @@ static struct rk_moe_route_args route_args(struct kt *kt, const struct route_cas
         .scale = c->scale,
     };
 
+    if (c->is_captured)
+        args.chosen = columns_for_choices(kt, c);
     if (c->has_bias)
         args.bias = kt_randomize(kt, kt_zeros_1d(kt, dtype, c->experts), 0.2);
     if (c->is_given)
@@ -157,6 +187,8 @@ static void run_route(struct kt *kt, const struct route_case *c, rk_dtype_t dtyp
     for (int64_t i = 0; i < c->tokens * c->top_k; i++)
         assert_int_equal(actual[i], ids[i]);
     kt_expect_close_sum(kt, kt_label(kt, c->label, dtype), args.probs, probs);
+    if (c->is_captured)
+        expect_choices(kt, c, args.chosen, logits, bias);
 }
 
 static void test_moe_route_all_cases_equal_reference(void **state)

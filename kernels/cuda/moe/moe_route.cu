@@ -20,7 +20,8 @@ struct route_args {
     float *probs;
     const float *logits, *bias;
     const int32_t *given;
-    int64_t num_tokens, logits_stride, ids_stride, probs_stride, given_stride;
+    int16_t *chosen;
+    int64_t num_tokens, logits_stride, ids_stride, probs_stride, given_stride, chosen_stride;
     int experts, top_k, num_groups, topk_groups;
     bool is_sigmoid, normalizes;
     float scale;
@@ -187,10 +188,12 @@ __global__ void __launch_bounds__(WARPS * 32) moe_route_kernel(route_args args)
     if (t >= args.num_tokens)
         return;
     score(scores, args, t);
-    if (!args.given)
+    if (!args.given || args.chosen)
         id = choose(scores, scores + args.experts, args);
-    else if (lane < args.top_k)
-        id = args.given[t * args.given_stride + lane];
+    if (args.chosen && lane < args.top_k)
+        args.chosen[t * args.chosen_stride + lane] = (int16_t)id;
+    if (args.given)
+        id = lane < args.top_k ? args.given[t * args.given_stride + lane] : -1;
     id = id < args.experts ? id : -1; /* an invalid id counts as no choice */
     own = chosen_score(scores, args, id, &sum);
     if (lane >= args.top_k)
@@ -243,11 +246,13 @@ route_args args_of(const struct rk_moe_route_args *args)
     route.logits = (const float *)args->logits.data;
     route.bias = (const float *)args->bias.data;
     route.given = (const int32_t *)args->given.data;
+    route.chosen = (int16_t *)args->chosen.data;
     route.num_tokens = args->logits.shape[0];
     route.logits_stride = args->logits.row_stride;
     route.ids_stride = args->ids.row_stride;
     route.probs_stride = args->probs.row_stride;
     route.given_stride = args->given.row_stride;
+    route.chosen_stride = args->chosen.row_stride;
     route.experts = (int)args->logits.shape[1];
     route.top_k = (int)args->ids.shape[1];
     route.num_groups = args->num_groups;
