@@ -168,6 +168,22 @@ struct rk_model_layout {
     RK_LAYOUT_KNOBS(RK_KNOB_FIELD, , , ) /* 0: not given */
 };
 
+/* Router replay: whose experts training uses (verl's names). */
+typedef enum rk_replay {
+    RK_REPLAY_DISABLED, /* the router chooses in every pass */
+    RK_REPLAY_R2,       /* those that the model chose in compute_log_prob */
+    RK_REPLAY_R3,       /* those that the rollout chose */
+    RK_REPLAY_COUNT
+} rk_replay_t;
+
+/* Memory plans include the experts that passes are given and those that they return. */
+struct rk_model_replay {
+    rk_replay_t mode;
+    bool compares; /* disabled: passes that only compute log-probs compare their choice with the rollout's */
+};
+/* Sets out->mode. INVALID_ARGUMENT. */
+struct rk_status *rk_replay_read(struct rk_model_replay *out, const char *mode) RK_NODISCARD;
+
 struct rk_model_desc {
     size_t struct_size;
     const struct rk_json *hf_config; /* kept (cloned) to be written back at export */
@@ -189,6 +205,7 @@ struct rk_model_desc {
     struct rk_moe_knobs {
         RK_MOE_KNOBS(RK_KNOB_FIELD, , , )
     } moe; /* of training; of no effect without layers of experts */
+    struct rk_model_replay replay;
     struct rk_model_layout layout;
 };
 
@@ -312,6 +329,7 @@ struct rk_model_routes {
     int64_t num_layers, num_experts_per_tok;
 };
 struct rk_model_routes rk_model_get_routes(const struct rk_model *model);
+struct rk_model_replay rk_model_get_replay(const struct rk_model *model);
 
 /* Outputs that heads compute for a labelled position. */
 typedef enum rk_head_output {
@@ -357,6 +375,11 @@ struct rk_forward_micro {
     double temperature;
     const struct rk_engine_hooks *hooks;
     const struct rk_head_arrays *out;
+    /* [num_tokens, num_layers, num_experts_per_tok] (rk_model_get_routes), zeroed, or NULL: receives what the
+     * routers choose, also if the micro-batch has routed_experts; on every rank only the part of its layers
+     * and tokens, until rk_model_merge_routes. Must stay valid until rk_model_forward_all has returned. Only
+     * for a model with layers of experts. */
+    uint16_t *chosen_experts;
 };
 struct rk_forward_work {
     int64_t count;
@@ -372,6 +395,10 @@ struct rk_forward_work {
  * pipeline also calls the hooks' is_cancelled: CANCELLED on all ranks when it returns true on one. */
 struct rk_status *rk_model_forward_all(struct rk_model *model,
                                        const struct rk_forward_work *work) RK_NODISCARD;
+/* Collective over tp, cp and pp: completes the chosen_experts of num_tokens tokens, in any number of
+ * micro-batches, on every rank. */
+struct rk_status *rk_model_merge_routes(struct rk_model *model, uint16_t *chosen_experts,
+                                        int64_t num_tokens) RK_NODISCARD;
 /* Collective; for tests and tools: logits [num_tokens, vocab_size] as f64 in host memory, on every rank. */
 struct rk_status *rk_model_logits(struct rk_model *model, const struct rk_packed *packed,
                                   double *logits) RK_NODISCARD;

@@ -46,10 +46,15 @@ struct rk_rollout_result {
     int32_t num_tokens;
     int64_t first_token_ns; /* from the begin of the call until the first of them was known */
     rk_finish_reason_t finish_reason;
+    /* [prompt_len + max_tokens of the request, num_layers, num_experts_per_tok] (rk_model_get_routes),
+     * caller's memory, NULL: not wanted; only with captures_routes. The experts of prompt and sampled tokens,
+     * except those of the last sampled token, which the model does not compute: other rows stay unchanged. */
+    uint16_t *routed_experts;
 };
 
-/* Allocates all memory. INVALID_ARGUMENT names the field; RESOURCE_EXHAUSTED when the cache does not fit one
- * sequence of max_model_len. `model` is borrowed. */
+/* Allocates all memory. INVALID_ARGUMENT names the field; FAILED_PRECONDITION with captures_routes for a
+ * model without layers of experts; RESOURCE_EXHAUSTED when the cache does not fit one sequence of
+ * max_model_len. `model` is borrowed. */
 struct rk_status *rk_rollout_create(struct rk_rollout **out, struct rk_model *model,
                                     const struct rk_rollout_config *config) RK_NODISCARD;
 void rk_rollout_destroy(struct rk_rollout *rollout); /* NULL is a no-op */

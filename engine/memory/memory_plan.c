@@ -115,13 +115,34 @@ out:
     return st;
 }
 
+static int64_t routes_per_token(const struct rk_model *model)
+{
+    struct rk_model_routes routes = rk_model_get_routes(model);
+
+    return routes.num_layers * routes.num_experts_per_tok;
+}
+
+/* Whether passes that only compute log-probs return what their routers choose. */
+static bool returns_routes(const struct rk_model *model)
+{
+    struct rk_model_replay replay = rk_model_get_replay(model);
+
+    return replay.mode != RK_REPLAY_DISABLED || replay.compares;
+}
+
 static struct rk_status *run_forward(struct rk_model *model, const struct rk_packed *packed, int64_t num_ids)
 {
     uint32_t outputs = rk_model_head_outputs(model);
     struct rk_head_arrays out = {.ids = {.num_ids = num_ids}};
     size_t num_tokens = (size_t)packed->num_tokens;
+    struct rk_packed own = *packed;
+    struct rk_forward_micro micro = {.packed = &own, .temperature = 1, .out = &out};
     struct rk_status *st;
 
+    if (rk_model_get_replay(model).mode != RK_REPLAY_R3)
+        own.routed_experts = NULL;
+    if (returns_routes(model))
+        micro.chosen_experts = rk_calloc(num_tokens * (size_t)routes_per_token(model), sizeof(uint16_t));
     for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++) {
         if (outputs & RK_HEAD_BIT(i))
             out.of[i] = rk_calloc(num_tokens, sizeof(double));
@@ -131,12 +152,13 @@ static struct rk_status *run_forward(struct rk_model *model, const struct rk_pac
         out.ids.top_log_probs = rk_calloc(num_tokens * (size_t)num_ids, sizeof(double));
     }
     st = rk_model_forward_all(
-        model, &(struct rk_forward_work){
-                   .count = count_for_stages(model),
-                   .bind = bind_forward,
-                   .user = &(struct rk_forward_micro){.packed = packed, .temperature = 1, .out = &out}});
+        model,
+        &(struct rk_forward_work){.count = count_for_stages(model), .bind = bind_forward, .user = &micro});
+    if (!st && micro.chosen_experts)
+        st = rk_model_merge_routes(model, micro.chosen_experts, packed->num_tokens);
     for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++)
         rk_free(out.of[i]);
+    rk_free(micro.chosen_experts);
     rk_free(out.ids.top_ids);
     rk_free(out.ids.top_log_probs);
     return st;
@@ -154,6 +176,21 @@ static int64_t tokens_per_sequence(const struct rk_memory_plan_desc *desc)
     return cp > 1 ? PADDED_UNITS_MIN * rk_zigzag_padded_length(1, cp, tp) + 1 : 1;
 }
 
+/* The first experts for all tokens, if training replays the experts of tokens; otherwise NULL. */
+static uint16_t *make_routes(const struct rk_model *model, int64_t num_tokens)
+{
+    int64_t count = num_tokens * routes_per_token(model);
+    int64_t top_k = rk_model_get_routes(model).num_experts_per_tok;
+    uint16_t *experts;
+
+    if (rk_model_get_replay(model).mode == RK_REPLAY_DISABLED)
+        return NULL;
+    experts = rk_calloc((size_t)count, sizeof(*experts));
+    for (int64_t i = 0; i < count; i++)
+        experts[i] = (uint16_t)(i % top_k);
+    return experts;
+}
+
 /* Runs a pass of num_tokens tokens, all labelled, in sequences of tokens_per_sequence(). No pass with as many
  * tokens in longer sequences needs more memory. */
 static struct rk_status *run_tokens(const struct dry_run *dry, int64_t num_tokens, int64_t num_ids,
@@ -165,6 +202,7 @@ static struct rk_status *run_tokens(const struct dry_run *dry, int64_t num_token
                                .num_tokens = num_tokens,
                                .max_seqlen = (int32_t)RK_MIN(step, num_tokens)};
     int32_t *zeros, *cu_seqlens;
+    uint16_t *routes;
     struct rk_status *st;
 
     if (num_tokens < 0 || num_tokens > INT32_MAX / 4)
@@ -178,7 +216,10 @@ static struct rk_status *run_tokens(const struct dry_run *dry, int64_t num_token
         cu_seqlens[i] = (int32_t)RK_MIN(i * step, num_tokens);
     packed.tokens = packed.positions = packed.labels = zeros;
     packed.cu_seqlens = cu_seqlens;
+    routes = make_routes(dry->model, num_tokens);
+    packed.routed_experts = routes;
     st = run(dry->model, &packed, num_ids);
+    rk_free(routes);
     rk_free(zeros);
     rk_free(cu_seqlens);
     return st;

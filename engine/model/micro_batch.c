@@ -16,11 +16,15 @@ struct rk_status *rk_micro_begin(struct rk_micro *micro, struct rk_model *model,
 {
     struct rk_head_saved *head = &micro->head;
 
-    *micro =
-        (struct rk_micro){.model = model, .num_tokens = desc->packed->num_tokens, .outputs = desc->outputs};
+    *micro = (struct rk_micro){.model = model,
+                               .num_tokens = desc->packed->num_tokens,
+                               .chosen_experts = desc->chosen_experts,
+                               .outputs = desc->outputs};
     RK_TRY(rk_micro_check(model, desc));
     RK_TRY(rk_inverse_temperature(&head->inv_temperature, desc->temperature));
     RK_TRY(rk_model_begin_packed(model, memory, &micro->pass, desc->packed));
+    if (micro->chosen_experts)
+        RK_TRY(rk_model_begin_chosen(model->core, &micro->pass));
     micro->pass.hooks = desc->hooks;
     if (desc->grads) {
         micro->pass.grads = desc->grads;
@@ -63,6 +67,8 @@ struct rk_status *rk_micro_forward(struct rk_micro *micro, const struct rk_chunk
 
     rk_trace_begin_phase(micro->pass.stream, "forward");
     st = run_forward(micro, chunk, in, keeps, out);
+    if (!st && micro->chosen_experts)
+        st = rk_model_download_chosen(micro->model->core, chunk, &micro->pass, micro->chosen_experts);
     rk_trace_end_phase(micro->pass.stream);
     return st;
 }

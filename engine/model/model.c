@@ -162,10 +162,12 @@ static struct rk_status *core_init(struct rk_model_core *core, const struct rk_m
     core->offload = desc->offload;
     core->layout = desc->layout;
     core->moe = desc->moe;
+    core->replay = desc->replay;
     core->stream = desc->stream;
     core->mesh = desc->mesh;
     RK_TRY(rk_model_declare(core, mesh, rk_mesh_comms_coords(desc->mesh)));
     RK_TRY(limit_vocabulary(core, desc->vocab_size));
+    RK_TRY(rk_model_check_replay(core));
     if (core->moe.freezes_router)
         freeze_routers(core);
     return allocate(core);
@@ -257,6 +259,7 @@ void rk_model_describe(const struct rk_model *model, struct rk_model_desc *out)
         .offload = core->offload,
         .layout = core->layout,
         .moe = core->moe,
+        .replay = core->replay,
         .stream = core->stream,
         .mesh = core->mesh,
     };

@@ -118,6 +118,7 @@ struct rk_model_core {
     int64_t recompute_num_layers;
     struct rk_model_layout layout;
     struct rk_moe_knobs moe;
+    struct rk_model_replay replay;
     int64_t vocab_size; /* ids that the head does not mask; at most config.vocab_size */
     uint32_t offload;   /* parts that may leave the device */
     struct rk_stream *stream;
@@ -156,6 +157,14 @@ struct rk_status *rk_model_check_routes(const struct rk_model_core *core,
  * NULL: token t is packed token t, and padding follows the last. */
 struct rk_status *rk_model_upload_routes(const struct rk_model_core *core, struct rk_pass *pass,
                                          const struct rk_packed *packed, const int32_t *sources) RK_NODISCARD;
+/* FAILED_PRECONDITION if router replay is on and the model has no layers of experts. */
+struct rk_status *rk_model_check_replay(const struct rk_model_core *core) RK_NODISCARD;
+/* Memory for what the routers choose in a packed pass that has begun; and its download after a forward pass
+ * through a chunk, to out [num_packed, num_routes, top_k] in host memory: the entries of this rank's tokens
+ * and layers are written, with 0 where another rank routes. Waits for the stream. */
+struct rk_status *rk_model_begin_chosen(const struct rk_model_core *core, struct rk_pass *pass) RK_NODISCARD;
+struct rk_status *rk_model_download_chosen(const struct rk_model_core *core, const struct rk_chunk *chunk,
+                                           const struct rk_pass *pass, uint16_t *out) RK_NODISCARD;
 
 /* Fills params, layers, blocks, ropes, embedding, final_norm and head from core->config and core->dtype for
  * the rank at `coords`. Allocates nothing on the device. */
@@ -293,6 +302,7 @@ struct rk_status *rk_trunk_bwd(const struct rk_model_core *core, const struct rk
 /* Description of a pass over a packed micro-batch. */
 struct rk_micro_desc {
     const struct rk_packed *packed; /* its arrays are read only by rk_micro_begin */
+    uint16_t *chosen_experts;       /* as in struct rk_forward_micro; NULL: not wanted */
     double temperature;
     uint32_t outputs; /* RK_HEAD_BIT of the outputs to compute */
     /* [num_tokens, num_ids]: also computes the log-probs of these ids; num_ids 0: none */
@@ -311,6 +321,7 @@ struct rk_micro {
     struct rk_model *model;
     struct rk_pass pass;
     int64_t num_tokens;
+    uint16_t *chosen_experts; /* caller's memory; NULL: not wanted */
     uint32_t outputs;
     struct rk_labels labels;
     struct rk_head_saved head;

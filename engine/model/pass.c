@@ -112,6 +112,7 @@ struct rk_status *rk_model_begin_packed(struct rk_model *model, const struct rk_
     else
         rk_model_begin_pass(model, pass);
     pass->splits_rows = pass->params->splits_rows;
+    pass->num_packed = packed->num_tokens;
     if (rk_comm_group_size(rk_mesh_comms_group(model->core->mesh, RK_GROUP_CP)) > 1)
         return rk_model_cut_packed(model->core, pass, packed);
     RK_TRY(set_rows(pass, &all, model->core->config.max_position_embeddings));
@@ -185,6 +186,7 @@ static struct rk_status *bind_forward(void *user, int64_t i, struct rk_micro_des
         .ids = micro->out->ids.ids,
         .num_top_ids = micro->out->ids.top_ids ? micro->out->ids.num_ids : 0,
         .hooks = micro->hooks,
+        .chosen_experts = micro->chosen_experts,
     };
     return NULL;
 }
@@ -288,6 +290,7 @@ static struct rk_status *run_paged(struct rk_model *model, const struct rk_paged
     pass.tokens = step->tokens;
     pass.positions = step->positions;
     pass.paged = step;
+    pass.routes.chosen = step->chosen;
     RK_TRY(rk_trunk_fwd(model->core, &model->core->chunks[0], &pass, (rk_tensor_t){0}, &hidden, NULL));
     RK_TRY(rk_step_2d(pass.arena, &rows, pass.dtype, step->num_logits, pass.hidden_size));
     RK_TRY(rk_gather_rows(pass.stream,

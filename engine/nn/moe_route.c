@@ -43,6 +43,18 @@ static rk_tensor_t given_routes(const struct rk_pass *pass, const struct rk_bloc
                           pass->num_tokens);
 }
 
+/* Where the choices of this block go; none: they are not wanted. */
+static rk_tensor_t chosen_routes(const struct rk_pass *pass, const struct rk_block *block)
+{
+    const struct rk_moe *moe = block->own;
+    int64_t top_k = moe->config.num_experts_per_tok;
+
+    if (!pass->routes.chosen.data)
+        return (rk_tensor_t){0};
+    return rk_tensor_cols(rk_tensor_rows(pass->routes.chosen, pass->routes.begin, pass->num_tokens),
+                          block->route * top_k, top_k);
+}
+
 struct rk_status *rk_moe_choose(const struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
                                 const struct rk_moe_saved *saved, rk_tensor_t probs)
 {
@@ -54,6 +66,7 @@ struct rk_status *rk_moe_choose(const struct rk_pass *pass, const struct rk_bloc
     if (moe->config.has_correction_bias)
         RK_TRY(join_bias(pass, moe, &args));
     args.given = given_routes(pass, block);
+    args.chosen = chosen_routes(pass, block);
     RK_TRY(rk_moe_route(pass->stream, &args));
     rk_step_arena_release(pass->arena, mark);
     return NULL;

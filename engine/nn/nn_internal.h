@@ -42,6 +42,7 @@ struct rk_paged_step {
     int32_t num_logits;
     rk_tensor_t tokens, positions, slot_mapping, block_table, cu_q, seq_lens, logits_index; /* device, I32 */
     const rk_tensor_t *caches; /* of all blocks: the tensors of a block begin at its first_cache */
+    rk_tensor_t chosen;        /* none, or as in struct rk_pass: receives the choices of the routers */
 };
 
 /* A packed micro-batch split over the ranks of a cp group (base/rk_zigzag.h). Its sequences are padded at the
@@ -86,6 +87,7 @@ struct rk_pass {
     void *values, *grads;  /* flat buffers; grads NULL when no backward pass follows */
     bool overwrites_grads; /* linear layers overwrite their gradients: the old contents are of an earlier
                             * step */
+    int64_t num_packed;    /* tokens of the caller's micro-batch, which has no padding; 0 with a cache */
     int64_t num_tokens;    /* of attention and the GEMMs: tokens of all sequences, or this rank's part */
     int64_t num_rows;      /* of the residual stream on this rank */
     bool splits_rows;      /* num_rows is num_tokens / tp: sequence parallelism (sequence_tp.c) */
@@ -98,10 +100,11 @@ struct rk_pass {
     /* Where attention finds the keys: in packed sequences, in those of all cp ranks, or in a cache. */
     rk_tensor_t cu_seqlens; /* with a context: of segments */
     int32_t max_seqlen;
-    /* Router replay: I32 [num_routes * num_tokens, top_k], one layer after the other. None: the routers
-     * choose. This rank routes `num_tokens` of routes.num_tokens tokens, from `begin` on. */
+    /* Router replay. ids: I32 [num_routes * num_tokens, top_k], one layer after the other; none: the routers
+     * choose. chosen: I16 [num_tokens, num_routes * top_k], receives what the routers choose, also with ids;
+     * none: not wanted. This rank routes `num_tokens` of routes.num_tokens tokens, from `begin` on. */
     struct {
-        rk_tensor_t ids;
+        rk_tensor_t ids, chosen;
         int64_t num_tokens, begin;
     } routes;
     const struct rk_context *context;    /* NULL: this rank has the whole micro-batch */

@@ -36,6 +36,7 @@ struct rk_rollout {
     struct rk_batcher batcher;
     struct rk_step_inputs inputs;
     struct rk_decode_graphs graphs;
+    struct rk_route_capture capture;
     void *sampled;                       /* device: result of the last step, as in struct step */
     struct step steps[2];                /* the step being read and the step in flight, alternating */
     const struct rk_engine_hooks *hooks; /* of the running call; NULL when there are none */
@@ -144,6 +145,7 @@ static struct rk_status *init(struct rk_rollout *rollout)
     RK_TRY(rk_batcher_init(&rollout->batcher, arena, config, &rollout->pool));
     RK_TRY(rk_step_inputs_init(&rollout->inputs, arena, device_of(rollout), &rollout->batcher));
     rk_model_note_staging(model, (int64_t)rollout->inputs.device_bytes, (int64_t)rollout->inputs.host_bytes);
+    RK_TRY(rk_route_capture_init(&rollout->capture, model, config));
     RK_TRY(
         rk_decode_graphs_init(&rollout->graphs, arena, model, config->max_num_seqs, !config->enforce_eager));
     return init_steps(rollout);
@@ -182,6 +184,7 @@ void rk_rollout_destroy(struct rk_rollout *rollout)
                               -2 * (int64_t)bytes_sampled(rollout));
     rk_device_free(device_of(rollout), rollout->sampled);
     rk_decode_graphs_fini(&rollout->graphs);
+    rk_route_capture_fini(&rollout->capture);
     rk_model_note_staging(rollout->model, -(int64_t)rollout->inputs.device_bytes,
                           -(int64_t)rollout->inputs.host_bytes);
     rk_step_inputs_fini(&rollout->inputs);
@@ -306,6 +309,11 @@ static bool is_decode(const struct rk_step_plan *plan)
     return plan->num_tokens == plan->num_entries && plan->num_samples == plan->num_entries;
 }
 
+static int turn_of(const struct rk_rollout *rollout, const struct step *step)
+{
+    return step == &rollout->steps[1];
+}
+
 /* Enqueues the planned step, including the copy of its tokens to the host. */
 static struct rk_status *enqueue_step(struct rk_rollout *rollout, struct step *step)
 {
@@ -317,6 +325,8 @@ static struct rk_status *enqueue_step(struct rk_rollout *rollout, struct step *s
     RK_TRY(rk_step_inputs_write(&rollout->inputs, stream, &rollout->batcher, &step->plan, num_rows,
                                 &model_step.inputs));
     model_step.inputs.paged.caches = rollout->cache.tensors;
+    model_step.inputs.paged.chosen =
+        rk_route_capture_tensor(&rollout->capture, model_step.inputs.paged.num_tokens);
     if (num_rows > 0)
         RK_TRY(rk_decode_graphs_run(&rollout->graphs, num_rows, enqueue_model, &model_step));
     else
@@ -324,6 +334,7 @@ static struct rk_status *enqueue_step(struct rk_rollout *rollout, struct step *s
     step->num_rows = model_step.inputs.paged.num_logits;
     RK_TRY(rk_stream_copy(stream, step->tokens, rollout->sampled,
                           (size_t)step->num_rows * (sizeof(int32_t) + sizeof(float)), RK_COPY_D2H));
+    RK_TRY(rk_route_capture_fetch(&rollout->capture, turn_of(rollout, step), step->plan.num_tokens));
     return rk_event_record(step->done, stream);
 }
 
@@ -337,6 +348,7 @@ static struct rk_status *read_step(struct rk_rollout *rollout, const struct step
 
     RK_TRY(rk_event_sync(step->done));
     now_ns = rk_time_now_ns();
+    rk_route_capture_take(&rollout->capture, turn_of(rollout, step), &rollout->batcher, &step->plan);
     for (int32_t i = 0; i < step->plan.num_entries; i++) {
         struct rk_rollout_result *result;
 
@@ -407,6 +419,7 @@ struct rk_status *rk_rollout_generate(struct rk_rollout *rollout, const struct r
     }
     RK_TRY(rk_decode_graphs_agree(&rollout->graphs));
     rk_batcher_begin(batcher, requests, num_requests, results);
+    rk_route_capture_begin(&rollout->capture, results, num_requests);
     rollout->hooks = hooks;
     rollout->begun_ns = begun_ns;
     for (int64_t i = 0; !rk_batcher_is_done(batcher); i++) {

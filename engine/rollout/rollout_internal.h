@@ -152,6 +152,34 @@ struct rk_status *rk_step_inputs_write(struct rk_step_inputs *inputs, struct rk_
                                        const struct rk_batcher *batcher, const struct rk_step_plan *plan,
                                        int32_t num_rows, struct rk_step_device *out) RK_NODISCARD;
 
+/* --- route_capture.c --- */
+
+/* The experts of the tokens of steps. */
+struct rk_route_capture {
+    struct rk_model *model;   /* borrowed */
+    int64_t routes_per_token; /* layers of experts times experts per token; 0: nothing is captured */
+    void *memory;             /* device: I16 [tokens of a step, routes_per_token], of the last step */
+    uint16_t *host[2];        /* pinned: the same of two steps, which alternate */
+    size_t bytes;             /* of each */
+    bool is_wanted;           /* by the running call, on this rank */
+};
+
+/* Allocates nothing unless captures_routes. FAILED_PRECONDITION, RESOURCE_EXHAUSTED. */
+struct rk_status *rk_route_capture_init(struct rk_route_capture *capture, struct rk_model *model,
+                                        const struct rk_rollout_config *config) RK_NODISCARD;
+void rk_route_capture_fini(struct rk_route_capture *capture);
+void rk_route_capture_begin(struct rk_route_capture *capture, const struct rk_rollout_result *results,
+                            int64_t num_results);
+/* The place of the choices of a step, whose address is fixed; none if nothing is captured. */
+rk_tensor_t rk_route_capture_tensor(const struct rk_route_capture *capture, int64_t num_tokens);
+/* Enqueues the copy of a step's choices to host memory `turn`, if they are wanted. */
+struct rk_status *rk_route_capture_fetch(const struct rk_route_capture *capture, int turn,
+                                         int64_t num_tokens) RK_NODISCARD;
+/* Copies the fetched choices to the results of unfinished sequences. Before the step's tokens are appended.
+ */
+void rk_route_capture_take(const struct rk_route_capture *capture, int turn, const struct rk_batcher *batcher,
+                           const struct rk_step_plan *plan);
+
 /* --- decode_graphs.c --- */
 
 /* Graphs of decode steps, by number of rows: 1, 2, 4, 8, 16, ..., from 128 on in eighths of a power of two. A

@@ -1,7 +1,8 @@
 /* Goal: in strict numerics the log-prob of every generated token is bit-identical to the one that the
- * training forward pass computes, so that the first ratio of PPO is exactly 1 and need not be computed; on
- * one rank, and with tensor parallelism, where sums are over ranks; for a dense model, for one with 16
- * experts, where other tokens determine how many rows an expert has, and for one with latent attention.
+ * training forward pass computes, so that the first ratio of PPO is exactly 1 and need not be computed; and
+ * so are the captured experts of all tokens; on one rank, and with tensor parallelism, where sums are over
+ * ranks; for a dense model, for one with 16 experts, where other tokens determine how many rows an expert
+ * has, and for one with latent attention.
  *
  * Method: generate with continuous batching (more requests than run together, prompts of all lengths in
  * chunks, some responses ended early), then recompute all of it in packed batches. On GPUs the model has the
@@ -121,18 +122,21 @@ static const struct scale latent_on_cpu = {
 /* Requests with their responses. */
 struct batch {
     const struct scale *scale;
+    int64_t routes_per_token; /* 0: the model has no experts */
     struct rk_rollout_request *requests;
     struct rk_rollout_result *results;
     int64_t num_tokens; /* generated */
 };
 
-static void batch_init(struct batch *b, const struct scale *scale, int64_t vocab_size)
+static void batch_init(struct batch *b, const struct scale *scale, const struct rk_model *model)
 {
+    int64_t vocab_size = rk_model_get_config(model)->vocab_size;
+    struct rk_model_routes routes = rk_model_get_routes(model);
     static const int64_t eos[] = {17, 18, 19, 20};
     struct rk_rng rng;
 
     rk_rng_init(&rng, rk_test_seed(), 1);
-    *b = (struct batch){.scale = scale};
+    *b = (struct batch){.scale = scale, .routes_per_token = routes.num_layers * routes.num_experts_per_tok};
     b->requests = rk_calloc((size_t)scale->num_requests, sizeof(*b->requests));
     b->results = rk_calloc((size_t)scale->num_requests, sizeof(*b->results));
     for (int32_t i = 0; i < scale->num_requests; i++) {
@@ -155,6 +159,9 @@ static void batch_init(struct batch *b, const struct scale *scale, int64_t vocab
         };
         b->results[i].tokens = rk_calloc((size_t)scale->max_tokens, sizeof(int32_t));
         b->results[i].log_probs = rk_calloc((size_t)scale->max_tokens, sizeof(float));
+        if (b->routes_per_token > 0)
+            b->results[i].routed_experts =
+                rk_calloc((size_t)((prompt_len + scale->max_tokens) * b->routes_per_token), sizeof(uint16_t));
     }
 }
 
@@ -164,6 +171,7 @@ static void batch_fini(struct batch *b)
         rk_free((void *)b->requests[i].prompt);
         rk_free(b->results[i].tokens);
         rk_free(b->results[i].log_probs);
+        rk_free(b->results[i].routed_experts);
     }
     rk_free(b->requests);
     rk_free(b->results);
@@ -173,8 +181,8 @@ static struct rk_status *generate(struct rk_test_model *test, struct batch *b)
 {
     const struct rk_rollout_config config = {.max_num_seqs = b->scale->max_num_seqs,
                                              .max_num_batched_tokens = b->scale->max_num_batched_tokens,
-                                             .max_model_len =
-                                                 b->scale->max_prompt_len + b->scale->max_tokens};
+                                             .max_model_len = b->scale->max_prompt_len + b->scale->max_tokens,
+                                             .captures_routes = b->routes_per_token > 0};
     struct rk_rollout *rollout;
 
     RK_TRY(rk_rollout_create(&rollout, test->model, &config));
@@ -190,10 +198,12 @@ struct pass {
     struct rk_packed packed;
     int32_t *tokens, *positions, *labels, *cu_seqlens;
     double *log_probs;
+    uint16_t *chosen; /* [pass_tokens, routes_per_token] */
 };
 
-static void pass_init(struct pass *pass, const struct scale *scale)
+static void pass_init(struct pass *pass, const struct batch *b)
 {
+    const struct scale *scale = b->scale;
     size_t n = (size_t)scale->pass_tokens;
 
     pass->tokens = rk_calloc(n, sizeof(int32_t));
@@ -201,6 +211,7 @@ static void pass_init(struct pass *pass, const struct scale *scale)
     pass->labels = rk_calloc(n, sizeof(int32_t));
     pass->cu_seqlens = rk_calloc((size_t)scale->num_requests + 1, sizeof(int32_t));
     pass->log_probs = rk_calloc(n, sizeof(double));
+    pass->chosen = rk_calloc(n * (size_t)b->routes_per_token, sizeof(uint16_t));
 }
 
 static void pass_fini(struct pass *pass)
@@ -210,6 +221,7 @@ static void pass_fini(struct pass *pass)
     rk_free(pass->labels);
     rk_free(pass->cu_seqlens);
     rk_free(pass->log_probs);
+    rk_free(pass->chosen);
 }
 
 static void add_sequence(struct pass *pass, const struct rk_rollout_request *request,
@@ -268,9 +280,36 @@ static int64_t count_different(const struct pass *pass, const struct batch *b, i
     return num_different;
 }
 
+/* Number of tokens of the pass whose experts differ; those of the last token of a sequence are not captured.
+ */
+static int64_t count_other_routes(const struct pass *pass, const struct batch *b, int32_t first)
+{
+    int64_t num_different = 0, width = b->routes_per_token;
+
+    for (int32_t s = 0; width > 0 && s < pass->packed.num_seqs; s++) {
+        const uint16_t *captured = b->results[first + s].routed_experts;
+
+        for (int32_t t = pass->cu_seqlens[s]; t < pass->cu_seqlens[s + 1] - 1; t++, captured += width)
+            num_different +=
+                memcmp(captured, pass->chosen + t * width, (size_t)width * sizeof(*captured)) != 0;
+    }
+    return num_different;
+}
+
+/* Runs the pass, with capture for a model that has experts. */
+static struct rk_status *run_pass(struct rk_model *model, const struct pass *pass, const struct batch *b)
+{
+    const struct rk_head_arrays arrays = {.of = {pass->log_probs}};
+
+    if (b->routes_per_token == 0)
+        return rk_model_forward(model, &pass->packed, 1.0, NULL, &arrays);
+    memset(pass->chosen, 0, (size_t)(pass->packed.num_tokens * b->routes_per_token) * sizeof(uint16_t));
+    return rk_test_choose(model, &pass->packed, &arrays, pass->chosen);
+}
+
 /* Results that a rank sends to the parent. */
 struct outcome {
-    int64_t num_tokens, num_different;
+    int64_t num_tokens, num_different, num_other_routes;
     double generate_s, recompute_s;
 };
 
@@ -286,21 +325,22 @@ static double seconds_since(int64_t begin_ns)
 }
 
 /* Recomputes everything and counts what differs. */
-static struct rk_status *recompute(struct rk_test_model *test, const struct batch *b, int64_t *num_different)
+static struct rk_status *recompute(struct rk_test_model *test, const struct batch *b, struct outcome *outcome)
 {
     struct rk_status *st = NULL;
     struct pass pass;
 
-    pass_init(&pass, b->scale);
+    pass_init(&pass, b);
     for (int32_t first = 0, next; !st && first < b->scale->num_requests; first = next) {
         next = fill_pass(&pass, b, first);
         if (next == first)
             st = RK_FAIL(RK_INTERNAL, "sequence %d is longer than a pass", first);
         else
-            st = rk_model_forward(test->model, &pass.packed, 1.0, NULL,
-                                  &(struct rk_head_arrays){.of = {pass.log_probs}});
-        if (!st)
-            *num_different += count_different(&pass, b, first);
+            st = run_pass(test->model, &pass, b);
+        if (st)
+            break;
+        outcome->num_different += count_different(&pass, b, first);
+        outcome->num_other_routes += count_other_routes(&pass, b, first);
     }
     pass_fini(&pass);
     return st;
@@ -327,13 +367,13 @@ static int run_rank(struct rk_comm_world *world, void *user)
     int64_t begin_ns;
 
     RK_RANK_OK(rk_test_model_open(&test, &spec));
-    batch_init(&b, shared->scale, rk_model_get_config(test.model)->vocab_size);
+    batch_init(&b, shared->scale, test.model);
     begin_ns = rk_time_now_ns();
     RK_RANK_OK(generate(&test, &b));
     outcome->num_tokens = b.num_tokens;
     outcome->generate_s = seconds_since(begin_ns);
     begin_ns = rk_time_now_ns();
-    RK_RANK_OK(recompute(&test, &b, &outcome->num_different));
+    RK_RANK_OK(recompute(&test, &b, outcome));
     outcome->recompute_s = seconds_since(begin_ns);
     batch_fini(&b);
     rk_test_model_close(&test);
@@ -350,10 +390,13 @@ static void check_outcomes(const struct shared *shared, int32_t tp)
     for (int32_t rank = 0; rank < tp; rank++) {
         const struct outcome *outcome = &shared->of_rank[rank];
 
-        print_message("tp=%d, rank %d: %lld tokens in %.2f s, recomputed in %.2f s, %lld with other bits\n",
-                      tp, rank, (long long)outcome->num_tokens, outcome->generate_s, outcome->recompute_s,
-                      (long long)outcome->num_different);
+        print_message(
+            "tp=%d, rank %d: %lld tokens in %.2f s, recomputed in %.2f s, %lld with other bits, %lld "
+            "with other experts\n",
+            tp, rank, (long long)outcome->num_tokens, outcome->generate_s, outcome->recompute_s,
+            (long long)outcome->num_different, (long long)outcome->num_other_routes);
         assert_int_equal(outcome->num_different, 0);
+        assert_int_equal(outcome->num_other_routes, 0);
         assert_true(outcome->num_tokens >= (is_cpu() ? 100 : 100000));
     }
 }

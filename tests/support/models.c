@@ -147,3 +147,21 @@ struct rk_status *rk_test_score(double *out, struct rk_test_model *test, const i
     rk_free(positions);
     return st;
 }
+
+static struct rk_status *bind_one(void *user, int64_t i, struct rk_forward_micro *micro)
+{
+    (void)i;
+    *micro = *(const struct rk_forward_micro *)user;
+    return NULL;
+}
+
+struct rk_status *rk_test_choose(struct rk_model *model, const struct rk_packed *packed,
+                                 const struct rk_head_arrays *arrays, uint16_t *chosen_experts)
+{
+    struct rk_forward_micro micro = {
+        .packed = packed, .temperature = 1, .out = arrays, .chosen_experts = chosen_experts};
+
+    RK_TRY(
+        rk_model_forward_all(model, &(struct rk_forward_work){.count = 1, .bind = bind_one, .user = &micro}));
+    return rk_model_merge_routes(model, chosen_experts, packed->num_tokens);
+}

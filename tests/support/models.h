@@ -49,6 +49,11 @@ void rk_test_model_close(struct rk_test_model *test);
 struct rk_status *rk_test_score(double *out, struct rk_test_model *test, const int32_t *ids,
                                 int64_t count) RK_NODISCARD;
 
+/* One forward pass; chosen_experts (zeroed, as in struct rk_forward_micro) receives what the routers choose.
+ */
+struct rk_status *rk_test_choose(struct rk_model *model, const struct rk_packed *packed,
+                                 const struct rk_head_arrays *arrays, uint16_t *chosen_experts) RK_NODISCARD;
+
 /* AdamW with constant learning rate. */
 struct rk_optim_config rk_test_adamw(double lr, double weight_decay, double clip_grad);
 

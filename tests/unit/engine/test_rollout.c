@@ -518,12 +518,12 @@ static void test_create_bad_limits_are_refused(void **state)
         rk_code_t code;
         struct rk_rollout_config config;
     } cases[] = {
-        {"rollout.max_num_seqs=0", RK_INVALID_ARGUMENT, {0, 64, 0, 0, false, 0}},
-        {"rollout.max_num_seqs=65537", RK_INVALID_ARGUMENT, {65537, 70000, 0, 0, false, 0}},
-        {"rollout.max_num_batched_tokens=7", RK_INVALID_ARGUMENT, {8, 7, 0, 0, false, 0}},
-        {"rollout.max_model_len=97", RK_INVALID_ARGUMENT, {8, 64, 97, 0, false, 0}},
-        {"rollout.max_model_len=1", RK_INVALID_ARGUMENT, {8, 64, 1, 0, false, 0}},
-        {"a KV cache of 6 blocks", RK_RESOURCE_EXHAUSTED, {8, 64, 96, 0, false, 6}},
+        {"rollout.max_num_seqs=0", RK_INVALID_ARGUMENT, {0, 64, 0, 0, false, false, 0}},
+        {"rollout.max_num_seqs=65537", RK_INVALID_ARGUMENT, {65537, 70000, 0, 0, false, false, 0}},
+        {"rollout.max_num_batched_tokens=7", RK_INVALID_ARGUMENT, {8, 7, 0, 0, false, false, 0}},
+        {"rollout.max_model_len=97", RK_INVALID_ARGUMENT, {8, 64, 97, 0, false, false, 0}},
+        {"rollout.max_model_len=1", RK_INVALID_ARGUMENT, {8, 64, 1, 0, false, false, 0}},
+        {"a KV cache of 6 blocks", RK_RESOURCE_EXHAUSTED, {8, 64, 96, 0, false, false, 6}},
     };
     struct rk_test_model test = open_model(RK_DTYPE_F32, RK_NUMERICS_FAST);
 

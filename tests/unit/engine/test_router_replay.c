@@ -104,6 +104,66 @@ static void test_given_experts_are_taken(void **state)
     rk_test_model_close(&f.test);
 }
 
+/* Goal: a pass with given experts reports what its routers choose: without given experts the choices that
+ * give the same bits; with others the same choice in the first layer, whose input they do not change. */
+static void test_choices_are_reported(void **state)
+{
+    uint16_t chosen[NUM_TOKENS * NUM_ROUTES * TOP_K] = {0}, again[NUM_TOKENS * NUM_ROUTES * TOP_K] = {0};
+    double expected[NUM_TOKENS], replayed[NUM_TOKENS], other[NUM_TOKENS];
+    struct rk_head_arrays arrays = {.of = {[RK_HEAD_LOG_PROBS] = expected}};
+    int num_different = 0;
+    struct fixture f;
+
+    (void)state;
+    setup(&f, SPARSE);
+    assert_ok(rk_test_choose(f.test.model, &f.packed, &arrays, chosen));
+    memcpy(f.routed_experts, chosen, sizeof(chosen));
+    f.packed.routed_experts = f.routed_experts;
+    assert_ok(log_probs(&f, replayed));
+    assert_memory_equal(replayed, expected, sizeof(expected));
+    give(&f, 2, 5);
+    arrays.of[RK_HEAD_LOG_PROBS] = other;
+    assert_ok(rk_test_choose(f.test.model, &f.packed, &arrays, again));
+    for (int t = 0; t < NUM_TOKENS; t++) {
+        const uint16_t *a = chosen + t * NUM_ROUTES * TOP_K, *b = again + t * NUM_ROUTES * TOP_K;
+
+        assert_true(other[t] != expected[t]);
+        assert_memory_equal(a, b, TOP_K * sizeof(*a));
+        num_different += memcmp(a + TOP_K, b + TOP_K, TOP_K * sizeof(*a)) != 0;
+    }
+    assert_true(num_different > 0);
+    rk_test_model_close(&f.test);
+}
+
+/* Goal: after an update of the routers a pass with the old choices takes these experts, weighted by the new
+ * scores. Method: a router with weights 0 has equal scores, so that both experts of a token count half; the
+ * same result comes from the routers' own choice where that is experts 0 and 1. */
+static void test_probabilities_are_those_of_current_scores(void **state)
+{
+    double before[NUM_TOKENS], after[NUM_TOKENS], half[NUM_TOKENS];
+    uint16_t chosen[NUM_TOKENS * NUM_ROUTES * TOP_K] = {0};
+    struct rk_head_arrays arrays = {.of = {[RK_HEAD_LOG_PROBS] = before}};
+    struct fixture f;
+
+    (void)state;
+    setup(&f, SPARSE);
+    assert_ok(rk_test_choose(f.test.model, &f.packed, &arrays, chosen));
+    give(&f, 0, 1);
+    assert_ok(log_probs(&f, before));
+    zero_routers(f.test.model);
+    assert_ok(log_probs(&f, after));
+    f.packed.routed_experts = NULL;
+    assert_ok(log_probs(&f, half));
+    assert_memory_equal(after, half, sizeof(half));
+    for (int t = 0; t < NUM_TOKENS; t++)
+        assert_true(before[t] != after[t]);
+    memcpy(f.routed_experts, chosen, sizeof(chosen));
+    f.packed.routed_experts = f.routed_experts;
+    assert_ok(log_probs(&f, after));
+    assert_memory_not_equal(after, half, sizeof(half)); /* other experts than 0 and 1 */
+    rk_test_model_close(&f.test);
+}
+
 /* Goal: an id beyond the experts, and one twice, are named with token and layer; the model can go on. */
 static void test_bad_experts_are_refused(void **state)
 {
@@ -139,6 +199,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_given_experts_are_taken),
+        cmocka_unit_test(test_choices_are_reported),
+        cmocka_unit_test(test_probabilities_are_those_of_current_scores),
         cmocka_unit_test(test_bad_experts_are_refused),
         cmocka_unit_test(test_dense_model_takes_no_experts),
     };
