@@ -110,11 +110,22 @@ struct rk_train_work {
 struct rk_status *rk_train_micro_batches(struct rk_model *model,
                                          const struct rk_train_work *work) RK_NODISCARD;
 
+/* What the routers of layers of experts did in a step, over all micro-batches and ranks; padding and, with
+ * recompute, the second pass do not count. */
+struct rk_router_stats {
+    int64_t num_layers; /* layers of experts with tokens; 0: all else is 0 */
+    /* Tokens of a layer's busiest expert over the mean of its experts, 1 to num_experts / top_k: mean and
+     * maximum over the layers. */
+    double max_load, max_load_of_layers;
+    double entropy; /* of a token's distribution over experts, in nats: mean over tokens, then layers */
+};
+
 struct rk_step_stats {
     double grad_norm; /* before clipping, over the whole model */
     double lr;
     bool was_skipped; /* non-finite gradients: nothing was applied */
-    bool has_begun;   /* the update of the parameters has begun: after a failure they may be inconsistent */
+    struct rk_router_stats routers;
+    bool has_begun; /* the update of the parameters has begun: after a failure they may be inconsistent */
 };
 /* Reduces and clips gradients, updates, all-gathers the parameters, increments weight_version. ABORTED
  * (reason NON_FINITE) after 5 skipped steps in a row. */

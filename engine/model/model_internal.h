@@ -166,6 +166,10 @@ struct rk_status *rk_model_begin_chosen(const struct rk_model_core *core, struct
 struct rk_status *rk_model_download_chosen(const struct rk_model_core *core, const struct rk_chunk *chunk,
                                            const struct rk_pass *pass, uint16_t *out) RK_NODISCARD;
 
+/* --- segments.c: which tokens count for the metrics of routers --- */
+/* Sets pass->routers.segments, for a pass that has begun. */
+struct rk_status *rk_model_upload_segments(struct rk_pass *pass, const struct rk_packed *packed) RK_NODISCARD;
+
 /* Fills params, layers, blocks, ropes, embedding, final_norm and head from core->config and core->dtype for
  * the rank at `coords`. Allocates nothing on the device. */
 struct rk_status *rk_model_declare(struct rk_model_core *core, const struct rk_mesh *mesh,
@@ -312,7 +316,8 @@ struct rk_micro_desc {
     const struct rk_engine_hooks *hooks; /* only on_alive is called; may be NULL */
     void *grads;                         /* flat buffer; NULL when no backward pass follows */
     rk_dtype_t grad_dtype;               /* of it */
-    const struct rk_side *side;          /* side stream of the backward pass; may be NULL */
+    rk_tensor_t router_sums;    /* F64 [num_routes, columns], accumulated by backward passes; or none */
+    const struct rk_side *side; /* side stream of the backward pass; may be NULL */
 };
 
 /* State of a micro-batch in a chunk of the model. Calls: begin, forward, then download, or upload and

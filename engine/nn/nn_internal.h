@@ -107,6 +107,12 @@ struct rk_pass {
         rk_tensor_t ids, chosen;
         int64_t num_tokens, begin;
     } routes;
+    /* What routers do is summed up in the backward pass. */
+    struct {
+        rk_tensor_t sums;     /* F64 [num_routes, E + RK_NUM_ROUTER_SUMS]; none: it is not */
+        rk_tensor_t segments; /* I32 [routes.num_tokens, or num_tokens without routes]: -1 for padding, else
+                               * 0; those of the tokens that this rank routes begin at routes.begin */
+    } routers;
     const struct rk_context *context;    /* NULL: this rank has the whole micro-batch */
     const struct rk_paged_step *paged;   /* NULL: packed */
     const struct rk_engine_hooks *hooks; /* optional; NULL disables progress callbacks */

@@ -73,6 +73,13 @@ struct rk_train_group {
     int64_t num_reduced;  /* number of reduced buckets, from the first */
 };
 
+/* What the routers did: sums over their tokens (rk_moe_balance_args.sums), by layer of experts. */
+struct rk_router_sums {
+    int64_t num_layers, num_experts, columns; /* of the whole model; num_layers 0: it has no experts */
+    void *device; /* F64 [num_layers, columns], of this rank, of the current step */
+    double *host; /* the same of the whole mesh, of the last step */
+};
+
 struct rk_train {
     /* Fixed after enable. */
     struct rk_optim_config config;
@@ -101,6 +108,7 @@ struct rk_train {
     void *masters;
     void *states[RK_OPTIM_STATES_MAX]; /* [shard_count] each */
     void *sums;                        /* F64 [2]: sum of squares, number of non-finite elements */
+    struct rk_router_sums routers;
     /* Engine thread. */
     int64_t applied_steps, lr_steps;
     int32_t skipped_in_a_row;
@@ -159,6 +167,23 @@ struct rk_status *rk_train_spread(struct rk_model *model, rk_grad_group_t group,
                                   const struct rk_bucket *bucket) RK_NODISCARD;
 /* Makes the model's stream wait for the collectives of buckets. */
 struct rk_status *rk_train_wait(struct rk_model *model) RK_NODISCARD;
+
+/* --- routers (router.c). Without experts the functions do nothing. --- */
+
+struct rk_status *rk_router_sums_create(struct rk_router_sums *out,
+                                        const struct rk_model_core *core) RK_NODISCARD;
+void rk_router_sums_fini(struct rk_router_sums *sums, struct rk_device *device);
+size_t rk_router_sums_bytes(const struct rk_router_sums *sums);
+/* [num_layers, columns], or none. */
+rk_tensor_t rk_router_sums_tensor(const struct rk_router_sums *sums);
+struct rk_status *rk_router_sums_reset(struct rk_router_sums *sums, struct rk_stream *stream) RK_NODISCARD;
+/* Collective over the mesh: sets `host`, when the stream has been waited for, to the sums of all ranks, and
+ * those on the device to zero. */
+struct rk_status *rk_router_sums_fetch(struct rk_router_sums *sums,
+                                       const struct rk_model_core *core) RK_NODISCARD;
+/* From sums [num_layers, num_experts + RK_NUM_ROUTER_SUMS]. Layers without tokens are not counted. */
+void rk_router_stats_of(struct rk_router_stats *out, const double *sums, int64_t num_layers,
+                        int64_t num_experts);
 
 /* --- copies (copies.c) --- */
 

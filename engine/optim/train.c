@@ -39,6 +39,7 @@ void rk_train_destroy(struct rk_train *train)
     for (int32_t s = 0; s < RK_OPTIM_STATES_MAX; s++)
         rk_movable_fini(&train->state_memory[s]);
     rk_device_free(train->device, train->sums);
+    rk_router_sums_fini(&train->routers, train->device);
     rk_event_destroy(train->is_ready);
     rk_event_destroy(train->is_done);
     rk_stream_destroy(train->comm);
@@ -63,7 +64,7 @@ void rk_train_add_memory(const struct rk_train *train, struct rk_model_memory *m
     memory->master_bytes = rk_movable_held_bytes(&train->master_memory);
     for (int32_t s = 0; s < num_states(train); s++)
         memory->optimizer_bytes += rk_movable_held_bytes(&train->state_memory[s]);
-    memory->workspace_bytes += SUMS_BYTES;
+    memory->workspace_bytes += SUMS_BYTES + rk_router_sums_bytes(&train->routers);
 }
 
 struct rk_status *rk_train_copy_masters(struct rk_train *train, const struct rk_model_core *core,
@@ -168,7 +169,8 @@ static struct rk_status *allocate(struct rk_train *train, const struct rk_model_
     for (int32_t s = 0; s < num_states(train); s++)
         RK_TRY(allocate_one(train, &train->state_memory[s], &train->states[s], shard_bytes, optimizer_leaves,
                             "optimizer state"));
-    return rk_device_alloc(train->device, &train->sums, SUMS_BYTES, "gradient norm");
+    RK_TRY(rk_device_alloc(train->device, &train->sums, SUMS_BYTES, "gradient norm"));
+    return rk_router_sums_create(&train->routers, core);
 }
 
 static struct rk_status *open_comm(struct rk_train *train)
@@ -274,6 +276,7 @@ struct rk_status *rk_train_begin(struct rk_model *model)
     RK_TRY(rk_train_check_enabled(model));
     train->is_stale = true;
     RK_TRY(rk_train_reset(model));
+    RK_TRY(rk_router_sums_reset(&train->routers, model->core->stream));
     if (!train->shard_grads)
         return NULL;
     sums = rk_flat_view(train->shard_grads, train->grad_dtype, 0, train->shard_count);
@@ -295,12 +298,15 @@ static struct rk_status *skip(struct rk_train *train, struct rk_step_stats *stat
 static struct rk_status *run_step(struct rk_model *model, const struct rk_optim_config *config,
                                   struct rk_step_stats *stats)
 {
+    struct rk_router_sums *routers = &model->train->routers;
     bool is_finite;
 
     *stats = (struct rk_step_stats){.lr = config->lr};
     RK_TRY(rk_train_settle(model));
     RK_TRY(rk_train_reduce(model));
-    RK_TRY(rk_train_grad_norm(model, &stats->grad_norm, &is_finite));
+    RK_TRY(rk_router_sums_fetch(routers, model->core));
+    RK_TRY(rk_train_grad_norm(model, &stats->grad_norm, &is_finite)); /* waits for the stream */
+    rk_router_stats_of(&stats->routers, routers->host, routers->num_layers, routers->num_experts);
     if (!is_finite)
         return skip(model->train, stats);
     model->train->skipped_in_a_row = 0;

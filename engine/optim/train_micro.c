@@ -111,6 +111,7 @@ static struct rk_status *bind(void *user, int64_t i, struct rk_micro_desc *desc)
         .hooks = micro->hooks,
         .grads = batches->model->train->grads,
         .grad_dtype = batches->model->train->pass_dtype,
+        .router_sums = rk_router_sums_tensor(&batches->model->train->routers),
         .side = batches->model->train->side.stream ? &batches->model->train->side : NULL,
     };
     return NULL;

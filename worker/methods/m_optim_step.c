@@ -12,6 +12,16 @@ static struct rk_status *prepare(const struct rk_method_call *call, struct rk_op
     return rk_optim_config_override(config, call->job->options);
 }
 
+static void report(struct rk_job_call *job, const struct rk_step_stats *stats)
+{
+    struct rk_router_metrics routers = {0};
+
+    rk_job_add_metric(job, "actor/grad_norm", stats->grad_norm, "mean");
+    rk_job_add_metric(job, "actor/lr", stats->lr, "last");
+    rk_router_metrics_add(&routers, &stats->routers);
+    rk_router_metrics_report(&routers, job, "actor");
+}
+
 static struct rk_status *step(struct rk_method_call *call, const struct rk_optim_config *config)
 {
     struct rk_step_stats stats;
@@ -22,10 +32,8 @@ static struct rk_status *step(struct rk_method_call *call, const struct rk_optim
         return RK_FAIL_REASON(RK_ABORTED, "NON_FINITE",
                               "gradients were inf or NaN; they were discarded and no weight has changed");
     rk_train_advance_lr(call->role->model);
-    if (!rk_method_call_is_collector(call))
-        return NULL;
-    rk_job_add_metric(call->job, "actor/grad_norm", stats.grad_norm, "mean");
-    rk_job_add_metric(call->job, "actor/lr", stats.lr, "last");
+    if (rk_method_call_is_collector(call))
+        report(call->job, &stats);
     return NULL;
 }
 

@@ -32,6 +32,7 @@ struct update {
     bool is_first_pass;               /* that of the current one */
     bool is_pipeline;                 /* the model is a stage of one */
     double grad_norm_sum;
+    struct rk_router_metrics routers;
     bool *is_empty;                 /* [num_mini] has no counted token */
     int64_t num_skipped, num_empty; /* skipped steps */
 };
@@ -302,10 +303,12 @@ static struct rk_status *run_step(struct update *u)
     struct rk_step_stats stats;
 
     RK_TRY(rk_update_step(u->call, &config, &stats));
-    if (stats.was_skipped)
+    if (stats.was_skipped) {
         u->num_skipped++;
-    else
-        u->grad_norm_sum += stats.grad_norm;
+        return NULL;
+    }
+    u->grad_norm_sum += stats.grad_norm;
+    rk_router_metrics_add(&u->routers, &stats.routers);
     return NULL;
 }
 
@@ -426,6 +429,7 @@ static void report(const struct update *u)
     report_loss(u);
     if (num_applied > 0.0)
         add_metric(u, "grad_norm", u->grad_norm_sum / num_applied, "mean");
+    rk_router_metrics_report(&u->routers, u->call->job, u->kind->prefix);
     add_metric(u, "lr", rk_train_get_lr(u->call->role->model), "last"); /* of the next call, as in verl */
     add_metric(u, "skipped_steps", (double)u->num_skipped, "max");
     add_metric(u, "empty_steps", (double)u->num_empty, "max");

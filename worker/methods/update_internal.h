@@ -15,8 +15,18 @@ struct rk_update_kind {
     bool only_accumulates;   /* no step: gradients are added to those of earlier calls, log-probs returned */
 };
 
-/* Runs the plan. Metrics are means over its mini-batches: loss, those of the objective's terms, and
- * grad_norm, lr, skipped_steps, empty_steps. */
+/* What the routers of layers of experts did in the steps of a call. */
+struct rk_router_metrics {
+    struct rk_router_stats sum; /* over the steps; of max_load_of_layers the maximum */
+    int64_t num_steps;
+};
+void rk_router_metrics_add(struct rk_router_metrics *metrics, const struct rk_router_stats *stats);
+/* Means over the steps; nothing without experts. */
+void rk_router_metrics_report(const struct rk_router_metrics *metrics, struct rk_job_call *job,
+                              const char *prefix);
+
+/* Runs the plan. Metrics are means over its mini-batches: loss, those of the objective's terms,,
+ * those of routers, and grad_norm, lr, skipped_steps, empty_steps. */
 struct rk_status *rk_update_run(struct rk_method_call *call, const struct rk_update_kind *kind) RK_NODISCARD;
 
 /* Whether the role trains. */

@@ -1,0 +1,308 @@
+/* What routers did in a step: loads and entropy over all layers and ranks, in every layout as on one rank,
+ * with padding and recomputed passes left out. */
+#include "tests/support/test.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "engine/optim/optim_internal.h"
+#include "tests/support/models.h"
+#include "tests/support/ranks.h"
+
+#define SIZES                                                                     \
+    "\"hidden_size\": 32, \"num_hidden_layers\": 4, \"num_attention_heads\": 4,"  \
+    " \"num_key_value_heads\": 2, \"intermediate_size\": 24, \"vocab_size\": 67," \
+    " \"max_position_embeddings\": 64, \"initializer_range\": 0.15"
+#define SPARSE                                                                           \
+    "{\"model_type\": \"qwen2_moe\", \"moe_intermediate_size\": 12, \"num_experts\": 8," \
+    " \"shared_expert_intermediate_size\": 16, \"num_experts_per_tok\": 2,"              \
+    " \"mlp_only_layers\": [1], " SIZES "}"
+#define DENSE         "{\"model_type\": \"qwen3\", " SIZES "}"
+#define NUM_EXPERTS   8
+#define TOP_K         2
+#define NUM_ROUTES    3
+#define NUM_SEQS      6
+#define NUM_TOKENS    45
+#define RUN_TIMEOUT_S 60
+
+/* --- the step of every case --- */
+
+static const int32_t seq_lens[NUM_SEQS] = {7, 1, 13, 5, 17, 2};
+
+/* Sequences of a replica's micro-batch; every replica takes every dp-th, in num_micro micro-batches. */
+struct batch {
+    struct rk_packed packed;
+    int32_t tokens[NUM_TOKENS], positions[NUM_TOKENS], cu_seqlens[NUM_SEQS + 1];
+    uint16_t routed_experts[NUM_TOKENS * NUM_ROUTES * TOP_K];
+    int32_t dp, dp_rank, num_micro;
+    bool gives_routes;
+};
+
+/* The experts that token t of sequence s goes to, where they are given. */
+static uint16_t route_of(int32_t s, int32_t t, int32_t layer, int32_t k)
+{
+    return (uint16_t)((t * t + 3 * s + layer + k * (1 + layer)) % NUM_EXPERTS);
+}
+
+static void add_sequence(struct batch *batch, int32_t s)
+{
+    struct rk_packed *packed = &batch->packed;
+
+    for (int32_t t = 0; t < seq_lens[s]; t++) {
+        int64_t at = packed->num_tokens++;
+
+        batch->tokens[at] = (t * 29 + 7 * s + 3) % 67;
+        batch->positions[at] = t;
+        for (int32_t i = 0; i < NUM_ROUTES * TOP_K; i++)
+            batch->routed_experts[at * NUM_ROUTES * TOP_K + i] = route_of(s, t, i / TOP_K, i % TOP_K);
+    }
+    packed->max_seqlen = RK_MAX(packed->max_seqlen, seq_lens[s]);
+    batch->cu_seqlens[++packed->num_seqs] = (int32_t)packed->num_tokens;
+}
+
+static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
+                                 const struct rk_head_arrays *grads)
+{
+    const struct batch *batch = user;
+
+    (void)outputs;
+    for (int64_t t = 0; t < batch->packed.num_tokens; t++)
+        grads->of[RK_HEAD_LOG_PROBS][t] = -1.0 / NUM_TOKENS;
+    return NULL;
+}
+
+static struct rk_status *bind(void *user, int64_t i, struct rk_train_micro *micro)
+{
+    struct batch *batch = user;
+
+    batch->packed = (struct rk_packed){.tokens = batch->tokens,
+                                       .positions = batch->positions,
+                                       .cu_seqlens = batch->cu_seqlens,
+                                       .labels = batch->tokens};
+    batch->packed.routed_experts = batch->gives_routes ? batch->routed_experts : NULL;
+    batch->cu_seqlens[0] = 0;
+    for (int32_t s = 0; s < NUM_SEQS; s++) {
+        if (s % batch->dp == batch->dp_rank && s / batch->dp % batch->num_micro == i)
+            add_sequence(batch, s);
+    }
+    *micro = (struct rk_train_micro){.packed = &batch->packed,
+                                     .temperature = 1,
+                                     .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
+                                     .loss_fn = loss_fn,
+                                     .user = batch};
+    return NULL;
+}
+
+struct layout {
+    const char *name;
+    int32_t tp, cp, dp, pp, ep, etp, num_micro;
+    bool sequence_parallel, gives_routes;
+    int64_t recompute_num_layers;
+};
+
+static struct rk_status *run_step(struct rk_test_model *test, const struct layout *layout,
+                                  struct rk_step_stats *stats)
+{
+    int32_t num_micro = RK_MAX(layout->num_micro, 1);
+    struct batch batch = {.dp = RK_MAX(layout->dp, 1),
+                          .dp_rank = rk_mesh_comms_coords(test->comms)->axis[RK_AXIS_DP],
+                          .num_micro = num_micro,
+                          .gives_routes = layout->gives_routes};
+
+    RK_TRY(rk_train_begin(test->model));
+    RK_TRY(rk_train_micro_batches(
+        test->model,
+        &(struct rk_train_work){.count = num_micro, .is_last = true, .bind = bind, .user = &batch}));
+    return rk_train_step(test->model, stats);
+}
+
+static struct rk_status *open_training(struct rk_test_model *test, const char *config,
+                                       const struct layout *layout, struct rk_comm_world *world)
+{
+    const struct rk_optim_config optim = rk_test_adamw(1e-2, 0.1, 0);
+    const struct rk_test_model_spec spec = {.config = config,
+                                            .seed = 5,
+                                            .dtype = RK_DTYPE_F64,
+                                            .recompute_num_layers = layout->recompute_num_layers,
+                                            .tp = layout->tp,
+                                            .cp = layout->cp,
+                                            .dp = layout->dp,
+                                            .pp = layout->pp,
+                                            .ep = layout->ep,
+                                            .etp = layout->etp,
+                                            .sequence_parallel = layout->sequence_parallel,
+                                            .world = world};
+
+    RK_TRY(rk_test_model_open(test, &spec));
+    return rk_train_enable(test->model, &optim);
+}
+
+/* --- tests --- */
+
+/* Goal: the statistics of two layers, one without tokens between them, equal those computed by hand. */
+static void test_stats_equal_values_computed_by_hand(void **state)
+{
+    enum { EXPERTS = 4, COLUMNS = EXPERTS + RK_NUM_ROUTER_SUMS };
+    const double sums[3 * COLUMNS] = {
+        3,
+        1,
+        0,
+        4,
+        [EXPERTS + RK_ROUTER_TOKENS] = 4,
+        [EXPERTS + RK_ROUTER_ENTROPY] = 2,
+        [2 * COLUMNS] = 2,
+        2,
+        2,
+        2,
+        [2 * COLUMNS + EXPERTS + RK_ROUTER_TOKENS] = 4,
+        [2 * COLUMNS + EXPERTS + RK_ROUTER_ENTROPY] = 5,
+    };
+    struct rk_router_stats stats;
+
+    (void)state;
+    rk_router_stats_of(&stats, sums, 3, EXPERTS);
+    assert_int_equal(stats.num_layers, 2);
+    assert_true(stats.max_load == 1.5); /* 4 over 8 / 4, and 1 */
+    assert_true(stats.max_load_of_layers == 2.0);
+    assert_true(stats.entropy == (0.5 + 1.25) / 2);
+    rk_router_stats_of(&stats, sums, 0, EXPERTS);
+    assert_int_equal(stats.num_layers, 0);
+    assert_true(stats.max_load == 0.0 && stats.entropy == 0.0);
+}
+
+/* Goal: with given experts the counts are those of a table, and each step has its own. */
+static void test_counts_are_those_of_given_experts(void **state)
+{
+    const struct layout layout = {.num_micro = 2, .gives_routes = true};
+    double expected[NUM_ROUTES][NUM_EXPERTS] = {{0}};
+    const struct rk_router_sums *sums;
+    struct rk_step_stats stats;
+    struct rk_test_model test;
+
+    (void)state;
+    for (int32_t s = 0; s < NUM_SEQS; s++) {
+        for (int32_t t = 0; t < seq_lens[s]; t++) {
+            for (int32_t i = 0; i < NUM_ROUTES * TOP_K; i++)
+                expected[i / TOP_K][route_of(s, t, i / TOP_K, i % TOP_K)]++;
+        }
+    }
+    assert_ok(open_training(&test, SPARSE, &layout, NULL));
+    sums = &test.model->train->routers;
+    for (int step = 0; step < 2; step++) {
+        assert_ok(run_step(&test, &layout, &stats));
+        assert_int_equal(stats.routers.num_layers, NUM_ROUTES);
+        for (int layer = 0; layer < NUM_ROUTES; layer++) {
+            const double *row = sums->host + layer * sums->columns;
+
+            for (int e = 0; e < NUM_EXPERTS; e++)
+                assert_true(row[e] == expected[layer][e]);
+            assert_true(row[NUM_EXPERTS + RK_ROUTER_TOKENS] == NUM_TOKENS);
+        }
+    }
+    rk_test_model_close(&test);
+}
+
+/* Goal: a router whose weights are 0 has the entropy of an even distribution, and sends all tokens to the
+ * first experts. */
+static void test_even_scores_have_the_largest_entropy_and_load(void **state)
+{
+    const struct layout layout = {0};
+    struct rk_step_stats stats;
+    struct rk_test_model test;
+
+    (void)state;
+    assert_ok(open_training(&test, SPARSE, &layout, NULL));
+    for (int64_t i = 0; i < rk_model_num_params(test.model); i++) {
+        const struct rk_placement *placement = rk_model_placement_at(test.model, i);
+        double *values = (double *)test.model->core->values + placement->offset;
+
+        if (strstr(rk_model_param_at(test.model, i)->name, "mlp.gate.weight"))
+            assert_ok(rk_stream_zero(test.stream, values,
+                                     (size_t)rk_placement_num_elements(placement) * sizeof(*values)));
+    }
+    assert_ok(run_step(&test, &layout, &stats));
+    assert_float_equal(stats.routers.entropy, log(NUM_EXPERTS), 1e-12);
+    assert_true(stats.routers.max_load == (double)NUM_EXPERTS / TOP_K);
+    assert_true(stats.routers.max_load_of_layers == (double)NUM_EXPERTS / TOP_K);
+    rk_test_model_close(&test);
+}
+
+static void test_dense_model_has_no_routers(void **state)
+{
+    const struct layout layout = {0};
+    struct rk_step_stats stats;
+    struct rk_test_model test;
+
+    (void)state;
+    assert_ok(open_training(&test, DENSE, &layout, NULL));
+    assert_null(test.model->train->routers.device);
+    assert_ok(run_step(&test, &layout, &stats));
+    assert_int_equal(stats.routers.num_layers, 0);
+    rk_test_model_close(&test);
+}
+
+static const struct layout layouts[] = {
+    {"m3_recompute1", .num_micro = 3, .recompute_num_layers = 1},
+    {"t2", .tp = 2},
+    {"t2s_m2", .tp = 2, .sequence_parallel = true, .num_micro = 2},
+    {"t2s_etp1_e2", .tp = 2, .sequence_parallel = true, .etp = 1, .ep = 2},
+    {"c2", .cp = 2},
+    {"d2e2_m2", .dp = 2, .ep = 2, .num_micro = 2},
+    {"p2_m2_recompute1", .pp = 2, .num_micro = 2, .recompute_num_layers = 1},
+    {"t2sc2_etp1_e4", .tp = 2, .sequence_parallel = true, .cp = 2, .etp = 1, .ep = 4},
+    {"t2sd2p2_m2", .tp = 2, .sequence_parallel = true, .dp = 2, .pp = 2, .num_micro = 2},
+};
+
+static int32_t num_ranks_of(const struct layout *layout)
+{
+    return RK_MAX(layout->tp, 1) * RK_MAX(layout->cp, 1) * RK_MAX(layout->dp, 1) * RK_MAX(layout->pp, 1);
+}
+
+static int compare(struct rk_comm_world *world, void *user)
+{
+    const struct layout *layout = user, one_rank = {0};
+    const struct rk_router_sums *actual, *expected;
+    struct rk_step_stats stats, golden;
+    struct rk_test_model test, one;
+
+    RK_RANK_OK(open_training(&one, SPARSE, &one_rank, NULL));
+    RK_RANK_OK(run_step(&one, &one_rank, &golden));
+    RK_RANK_OK(open_training(&test, SPARSE, layout, num_ranks_of(layout) > 1 ? world : NULL));
+    RK_RANK_OK(run_step(&test, layout, &stats));
+    actual = &test.model->train->routers;
+    expected = &one.model->train->routers;
+    for (int64_t i = 0; i < NUM_ROUTES * actual->columns; i++) {
+        bool is_count = i % actual->columns <= NUM_EXPERTS + RK_ROUTER_TOKENS;
+        double bound = is_count ? 0.0 : 1e-10 * (1.0 + fabs(expected->host[i]));
+
+        RK_RANK_CHECK(fabs(actual->host[i] - expected->host[i]) <= bound, "sum %d: %.17g, expected %.17g",
+                      (int)i, actual->host[i], expected->host[i]);
+    }
+    RK_RANK_CHECK(stats.routers.max_load == golden.routers.max_load && golden.routers.max_load > 1.0,
+                  "max_load %.17g, expected %.17g", stats.routers.max_load, golden.routers.max_load);
+    rk_test_model_close(&test);
+    rk_test_model_close(&one);
+    return 0;
+}
+
+/* Goal: the sums over a step do not depend on the layout. Method: each rank also runs the step alone. */
+static void test_sums_equal_those_of_one_rank(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(layouts); i++)
+        rk_test_run_case(layouts[i].name, num_ranks_of(&layouts[i]), compare, &layouts[i], RUN_TIMEOUT_S);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stats_equal_values_computed_by_hand),
+        cmocka_unit_test(test_counts_are_those_of_given_experts),
+        cmocka_unit_test(test_even_scores_have_the_largest_entropy_and_load),
+        cmocka_unit_test(test_dense_model_has_no_routers),
+        cmocka_unit_test(test_sums_equal_those_of_one_rank),
+    };
+
+    return cmocka_run_group_tests_name("router", tests, NULL, NULL);
+}
