@@ -324,9 +324,9 @@ struct rk_packed {
     const uint16_t *routed_experts;
 };
 
-/* Layers of experts of the whole model, and experts per token of each. 0, 0: the model has none. */
+/* Layers of experts of the whole model, and experts per token and in all of each. 0: the model has none. */
 struct rk_model_routes {
-    int64_t num_layers, num_experts_per_tok;
+    int64_t num_layers, num_experts_per_tok, num_experts;
 };
 struct rk_model_routes rk_model_get_routes(const struct rk_model *model);
 struct rk_model_replay rk_model_get_replay(const struct rk_model *model);

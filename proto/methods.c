@@ -16,6 +16,7 @@ enum column_set {
     COLUMNS_none,
     COLUMNS_prompts,
     COLUMNS_rollout,
+    COLUMNS_routed_tokens,
     COLUMNS_tokens,
     COLUMNS_log_probs,
     COLUMNS_ref_log_probs,

@@ -283,6 +283,8 @@ void rk_rows_pack(struct rk_rows *rows, const struct rk_micro_batch *micro)
         .cu_seqlens = rows->cu_seqlens,
         .labels = rows->labels,
     };
+    if (rows->routes.packed)
+        rk_rows_pack_routes(rows, micro);
 }
 
 void rk_rows_mark_last(struct rk_rows *rows, const struct rk_micro_batch *micro)

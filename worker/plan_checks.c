@@ -29,6 +29,23 @@ static int64_t count_tokens(const struct rk_rows *rows, const struct rk_micro_ba
     return count;
 }
 
+int64_t rk_method_call_count_tokens(const struct rk_method_call *call, const struct rk_rows *rows,
+                                    const struct rk_mini_batch *mini, int32_t i)
+{
+    return count_tokens(rows, rk_method_call_micro_batch(call, mini, i));
+}
+
+int64_t rk_method_call_max_tokens(const struct rk_method_call *call, const struct rk_rows *rows)
+{
+    const struct rk_plan *plan = &call->job->plan;
+    int64_t most = 0;
+
+    for (int64_t m = 0; m < plan->num_mini; m++)
+        for (int32_t i = 0; i < plan->mini[m].num_micro; i++)
+            most = RK_MAX(most, rk_method_call_count_tokens(call, rows, &plan->mini[m], i));
+    return most;
+}
+
 /* A pass without planned memory could run out of memory after its begin, which would end the world. */
 static struct rk_status *check_tokens(const struct rk_method_call *call, const struct rk_rows *rows,
                                       const char *option, int64_t limit)

@@ -235,6 +235,19 @@ struct rk_rows {
     int32_t *tokens, *positions, *labels, *cu_seqlens;
     int64_t *cells;          /* [num_tokens]: index into [B, R] of the label's cell, -1 without a label */
     struct rk_packed packed; /* the micro-batch packed last */
+    struct {
+        const uint16_t *column; /* routed_experts: [B, S, per_token]; NULL: not used */
+        int64_t per_token, num_experts_per_tok;
+        uint16_t *packed; /* of a micro-batch; NULL: passes are not given the column */
+    } routes;
+};
+
+/* What the routers choose in the passes of a mini-batch, and in how many places the column differs. */
+struct rk_route_record {
+    uint16_t *chosen; /* packed: [tokens of the mini-batch, per_token] */
+    int64_t *first;   /* the first token of each micro-batch */
+    int64_t per_token, num_experts_per_tok;
+    int64_t num_tokens, num_other_tokens, num_other_layers; /* compared; of these, different */
 };
 
 /* A teacher's most likely ids, and their log-probs, in the batch of a call. */
@@ -270,8 +283,36 @@ void rk_rows_gather_ids(const struct rk_rows *rows, int64_t width, const int32_t
 void rk_rows_scatter(const struct rk_rows *rows, int64_t width, const double *packed, float *column);
 void rk_rows_scatter_ids(const struct rk_rows *rows, int64_t width, const int32_t *packed, int32_t *column);
 
+/* --- routes.c: router replay --- */
+
+/* The column routed_experts, required. INVALID_ARGUMENT names it, with the shape of the model's experts, or
+ * row, token, layer and value. */
+struct rk_status *rk_rows_find_routes(struct rk_rows *rows, const struct rk_method_call *call) RK_NODISCARD;
+/* From now on rk_rows_pack gives the passes that column. After the plan was checked. */
+struct rk_status *rk_rows_replay_routes(struct rk_rows *rows, struct rk_method_call *call) RK_NODISCARD;
+void rk_rows_pack_routes(struct rk_rows *rows, const struct rk_micro_batch *micro);
+
+/* Memory comes from the call's arena. */
+struct rk_status *rk_route_record_init(struct rk_route_record *record, struct rk_method_call *call,
+                                       const struct rk_rows *rows) RK_NODISCARD;
+void rk_route_record_begin(struct rk_route_record *record, const struct rk_method_call *call,
+                           const struct rk_rows *rows, const struct rk_mini_batch *mini);
+/* chosen_experts of the m-th micro-batch. */
+uint16_t *rk_route_record_at(const struct rk_route_record *record, int64_t m);
+/* After the passes of the mini-batch; collective over tp, cp and pp. Writes `column` [B, S, per_token], which
+ * may be NULL, and counts differences from the column of `rows`, if it was found. */
+struct rk_status *rk_route_record_end(struct rk_route_record *record, const struct rk_method_call *call,
+                                      const struct rk_rows *rows, const struct rk_mini_batch *mini,
+                                      uint16_t *column) RK_NODISCARD;
+/* Metrics of the collecting rank: routes/tokens, routes/layers (of all tokens), and those that differ. */
+void rk_route_record_report(const struct rk_route_record *record, struct rk_job_call *job);
+
 /* --- plan_checks.c --- */
 
+/* Tokens of the i-th micro-batch of this rank's replica, and the maximum of a micro-batch of the plan. */
+int64_t rk_method_call_count_tokens(const struct rk_method_call *call, const struct rk_rows *rows,
+                                    const struct rk_mini_batch *mini, int32_t i);
+int64_t rk_method_call_max_tokens(const struct rk_method_call *call, const struct rk_rows *rows);
 /* The micro-batch of this rank's replica. */
 const struct rk_micro_batch *rk_method_call_micro_batch(const struct rk_method_call *call,
                                                         const struct rk_mini_batch *mini, int32_t i);

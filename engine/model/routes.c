@@ -45,7 +45,8 @@ struct rk_model_routes rk_model_get_routes(const struct rk_model *model)
     if (core->num_routes == 0)
         return (struct rk_model_routes){0};
     return (struct rk_model_routes){.num_layers = core->num_routes,
-                                    .num_experts_per_tok = core->config.moe.num_experts_per_tok};
+                                    .num_experts_per_tok = core->config.moe.num_experts_per_tok,
+                                    .num_experts = core->config.moe.num_experts};
 }
 
 static struct rk_status *check_token(const struct rk_model_core *core, const uint16_t *experts, int64_t token,

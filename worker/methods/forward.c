@@ -12,7 +12,10 @@ struct forward {
     float *columns[RK_FORWARD_OUTPUTS_MAX]; /* of the result; NULL where this rank returns none */
     const struct rk_mini_batch *mini;       /* current */
     bool is_pipeline;                       /* the model is a stage of one */
-    int32_t *top_ids;                       /* the same */
+    bool records_routes;                    /* passes return what the routers choose */
+    struct rk_route_record routes;
+    uint16_t *routed_experts; /* of the result; NULL where this rank returns none */
+    int32_t *top_ids;         /* the same */
     float *top_log_probs;
 };
 
@@ -92,6 +95,37 @@ static struct rk_status *add_id_columns(struct forward *f)
     return NULL;
 }
 
+/* The experts that passes are given, and those that they return. */
+static struct rk_status *prepare_routes(struct forward *f)
+{
+    struct rk_model_replay replay = rk_model_get_replay(f->call->role->model);
+    bool compares = replay.compares && rk_batch_find(f->call->job->input, "routed_experts");
+
+    if (!f->kind->replays_routes)
+        return NULL;
+    if (replay.mode == RK_REPLAY_R3 || (compares && f->kind->records_routes))
+        RK_TRY(rk_rows_find_routes(&f->rows, f->call));
+    if (replay.mode == RK_REPLAY_R3)
+        RK_TRY(rk_rows_replay_routes(&f->rows, f->call));
+    f->records_routes = f->kind->records_routes && (replay.mode == RK_REPLAY_R2 || f->rows.routes.column);
+    return f->records_routes ? rk_route_record_init(&f->routes, f->call, &f->rows) : NULL;
+}
+
+/* With R2 the update takes what this model chooses. */
+static struct rk_status *add_routes(struct forward *f)
+{
+    struct rk_model_routes routes = rk_model_get_routes(f->call->role->model);
+    const int64_t shape[] = {f->rows.num_rows, f->rows.seq_columns, routes.num_layers,
+                             routes.num_experts_per_tok};
+    void *data;
+
+    if (!f->records_routes || rk_model_get_replay(f->call->role->model).mode != RK_REPLAY_R2)
+        return NULL;
+    RK_TRY(rk_batch_add_dense(f->call->job->output, "routed_experts", RK_DTYPE_I16, 4, shape, &data));
+    f->routed_experts = data;
+    return NULL;
+}
+
 static struct rk_status *add_columns(struct forward *f)
 {
     const int64_t shape[] = {f->rows.num_rows, f->rows.num_responses};
@@ -107,6 +141,7 @@ static struct rk_status *add_columns(struct forward *f)
         RK_TRY(rk_batch_add_dense(job->output, f->kind->outputs[i].column, RK_DTYPE_F32, rank, shape, &data));
         f->columns[i] = data;
     }
+    RK_TRY(add_routes(f));
     return add_id_columns(f);
 }
 
@@ -116,6 +151,7 @@ static struct rk_status *prepare(struct forward *f)
     RK_TRY(read_options(f));
     RK_TRY(rk_rows_open(&f->rows, f->call, rk_model_get_config(f->call->role->model), NULL));
     RK_TRY(rk_method_call_check_plan(f->call, &f->rows, false));
+    RK_TRY(prepare_routes(f));
     RK_TRY(allocate(f));
     return f->call->job->collect ? add_columns(f) : NULL;
 }
@@ -133,7 +169,9 @@ static struct rk_status *bind_micro_batch(void *user, int64_t m, struct rk_forwa
     *micro = (struct rk_forward_micro){.packed = &f->rows.packed,
                                        .temperature = f->temperature,
                                        .hooks = &f->call->hooks,
-                                       .out = &f->arrays};
+                                       .out = &f->arrays,
+                                       .chosen_experts =
+                                           f->records_routes ? rk_route_record_at(&f->routes, m) : NULL};
     return NULL;
 }
 
@@ -161,10 +199,14 @@ static struct rk_status *run_mini_batch(struct forward *f, const struct rk_mini_
     f->mini = mini;
     if (f->is_pipeline)
         RK_TRY(rk_method_call_check_cancel(f->call));
-    return rk_model_forward_all(f->call->role->model, &(struct rk_forward_work){.count = mini->num_micro,
+    if (f->records_routes)
+        rk_route_record_begin(&f->routes, f->call, &f->rows, mini);
+    RK_TRY(rk_model_forward_all(f->call->role->model, &(struct rk_forward_work){.count = mini->num_micro,
                                                                                 .bind = bind_micro_batch,
                                                                                 .done = take_outputs,
-                                                                                .user = f});
+                                                                                .user = f}));
+    return f->records_routes ? rk_route_record_end(&f->routes, f->call, &f->rows, mini, f->routed_experts)
+                             : NULL;
 }
 
 struct rk_status *rk_forward_run(struct rk_method_call *call, const struct rk_forward_kind *kind)
@@ -174,6 +216,8 @@ struct rk_status *rk_forward_run(struct rk_method_call *call, const struct rk_fo
     RK_TRY(rk_method_call_begin(call, prepare(&f)));
     for (int64_t i = 0; i < call->job->plan.num_mini; i++)
         RK_TRY(run_mini_batch(&f, &call->job->plan.mini[i]));
+    if (f.records_routes && f.rows.routes.column)
+        rk_route_record_report(&f.routes, call->job);
     rk_method_call_add_memory_metrics(call);
     return NULL;
 }

@@ -22,6 +22,9 @@ struct rk_forward_kind {
     /* The outputs are [B], at the last token of each row, instead of [B, R], at the positions before the
      * response tokens. */
     bool is_at_last_token;
+    /* Router replay: passes are given the experts of the rollout (R3); those of the actor also record what
+     * its routers choose. */
+    bool replays_routes, records_routes;
 };
 
 /* Runs the plan and returns the columns: a value for every real response token, 0 on padding (ids: -1); or

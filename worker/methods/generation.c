@@ -48,6 +48,15 @@ static struct rk_status *read_eos(struct rk_generation *g, const struct rk_model
     return NULL;
 }
 
+static struct rk_status *read_routes(struct rk_generation *g)
+{
+    bool captures = rk_rollout_get_config(g->call->role->rollout).captures_routes;
+
+    RK_TRY(rk_json_get_bool(g->call->job->options, "", "routed_experts", &g->returns_routes));
+    g->returns_routes = g->returns_routes && captures;
+    return NULL;
+}
+
 static struct rk_status *read_columns(struct rk_generation *g)
 {
     const struct rk_batch *batch = g->call->job->input;
@@ -149,6 +158,7 @@ struct rk_status *rk_generation_prepare(struct rk_generation *g)
 
     RK_TRY(read_sampling(g));
     RK_TRY(read_eos(g, config));
+    RK_TRY(read_routes(g));
     /* Columns beyond that would be padding, of any size. */
     RK_TRY(rk_json_get_i64(options, "", "response_length", 1, max_model_len, &g->response_columns));
     RK_TRY(rk_json_get_i64(options, "", "pad_token_id", 0, INT32_MAX, &g->pad_token_id));

@@ -18,6 +18,7 @@ struct rk_generation {
     const int64_t *prompts, *attention_mask, *streams, *seeds; /* seeds NULL: the option */
     struct rk_sampling_knobs sampling;
     double temperature;
+    bool returns_routes; /* the column routed_experts */
     int64_t pad_token_id;
     int64_t eos[RK_GENERATION_EOS_MAX];
     int32_t num_eos;

@@ -11,6 +11,8 @@ struct rk_status *rk_m_compute_log_prob(struct rk_method_call *call)
                     {RK_HEAD_ENTROPY, "entropys", "calculate_entropy"},
                     {RK_HEAD_SUM_PI_SQUARED, "sum_pi_squared", "calculate_sum_pi_squared"}},
         .has_temperature = true,
+        .replays_routes = true,
+        .records_routes = true,
     };
 
     return rk_forward_run(call, &kind);

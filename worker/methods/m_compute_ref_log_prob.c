@@ -8,6 +8,7 @@ struct rk_status *rk_m_compute_ref_log_prob(struct rk_method_call *call)
     static const struct rk_forward_kind kind = {
         .outputs = {{RK_HEAD_LOG_PROBS, "ref_log_prob", NULL}},
         .has_temperature = true,
+        .replays_routes = true,
     };
 
     return rk_forward_run(call, &kind);

@@ -2,6 +2,7 @@
  *
  *   prompts [B, P] left padded, responses [B, R] right padded, input_ids [B, P + R] = both,
  *   attention_mask 1 on real tokens, position_ids = max(cumsum(attention_mask) - 1, 0)
+ *   routed_experts [B, P + R, layers of experts, experts per token], 0 on padding and on the last token
  *
  * A sample is a function of (weights, prompt, options, seed, stream): running the method twice gives the
  * same. */
@@ -30,6 +31,24 @@ static struct rk_status *add_ids(struct rk_generation *g, const char *name, int6
     return NULL;
 }
 
+/* The rollout writes into the column: the tokens of a row are without gaps. */
+static struct rk_status *add_routes(struct rk_generation *g, int64_t num_columns)
+{
+    struct rk_model_routes routes = rk_model_get_routes(g->call->role->model);
+    const int64_t shape[] = {g->num_rows, num_columns, routes.num_layers, routes.num_experts_per_tok};
+    void *data;
+
+    if (!g->returns_routes)
+        return NULL;
+    RK_TRY(rk_batch_add_dense(g->call->job->output, "routed_experts", RK_DTYPE_I16, 4, shape, &data));
+    for (int64_t row = 0; row < g->num_rows; row++) {
+        int64_t first = row * num_columns + g->prompt_columns - g->requests[row].prompt_len;
+
+        g->results[row].routed_experts = (uint16_t *)data + first * shape[2] * shape[3];
+    }
+    return NULL;
+}
+
 static struct rk_status *add_columns(struct output *out, struct rk_generation *g)
 {
     int64_t num_columns = g->prompt_columns + g->response_columns;
@@ -46,6 +65,7 @@ static struct rk_status *add_columns(struct output *out, struct rk_generation *g
     RK_TRY(add_ids(g, "input_ids", num_columns, &out->input_ids));
     RK_TRY(add_ids(g, "attention_mask", num_columns, &out->attention_mask));
     RK_TRY(add_ids(g, "position_ids", num_columns, &out->position_ids));
+    RK_TRY(add_routes(g, num_columns));
     rk_batch_set_meta(job->output, "weight_version",
                       rk_json_new_int((int64_t)rk_model_weight_version(g->call->role->model)));
     return NULL;

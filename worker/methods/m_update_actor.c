@@ -10,6 +10,7 @@ struct rk_status *rk_m_update_actor(struct rk_method_call *call)
         .mask_column = "response_mask",
         .prefix = "actor",
         .has_temperature = true,
+        .replays_routes = true,
     };
 
     return rk_update_run(call, &kind);

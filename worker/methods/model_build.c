@@ -137,6 +137,15 @@ static struct rk_status *read_layout(struct rk_model_desc *desc, const struct rk
     return NULL;
 }
 
+static struct rk_status *read_replay(struct rk_model_replay *out, const struct rk_json *options)
+{
+    const char *mode;
+
+    RK_TRY(rk_json_get_string(options, "", RK_KNOB_REPLAY, &mode));
+    RK_TRY(rk_replay_read(out, mode));
+    return rk_json_get_bool(options, "", RK_KNOB_REPLAY_COMPARES, &out->compares);
+}
+
 static const struct rk_knob moe_knobs[] = {RK_MOE_KNOBS(RK_KNOB_ROW, struct rk_moe_knobs, , )};
 static const struct rk_knob init_knobs[] = {RK_INIT_KNOBS(RK_KNOB_ROW, struct rk_init_knobs, , )};
 
@@ -159,6 +168,7 @@ static struct rk_status *read_model(struct rk_model_build *build, const struct r
     RK_TRY(read_offload(desc, options));
     RK_TRY(read_layout(desc, build->call->role->mesh, options));
     RK_TRY(rk_knobs_read(&desc->moe, moe_knobs, RK_ARRAY_LEN(moe_knobs), options));
+    RK_TRY(read_replay(&desc->replay, options));
     RK_TRY(rk_knobs_read(&build->init, init_knobs, RK_ARRAY_LEN(init_knobs), options));
     RK_TRY(rk_json_opt_i64(options, "", "model.vocab_size", 1, INT32_MAX, &desc->vocab_size));
     desc->seed = (uint64_t)build->init.seed;

@@ -174,6 +174,14 @@ static struct rk_status *add_log_probs(struct update *u)
     return NULL;
 }
 
+static struct rk_status *prepare_routes(struct update *u)
+{
+    if (!u->kind->replays_routes || rk_model_get_replay(u->call->role->model).mode == RK_REPLAY_DISABLED)
+        return NULL;
+    RK_TRY(rk_rows_find_routes(&u->rows, u->call));
+    return rk_rows_replay_routes(&u->rows, u->call);
+}
+
 static struct rk_status *prepare(struct update *u)
 {
     const struct rk_role *role = u->call->role;
@@ -188,6 +196,7 @@ static struct rk_status *prepare(struct update *u)
     RK_TRY(rk_objective_read(&u->objective, u->kind->objective, options));
     RK_TRY(rk_rows_open(&u->rows, u->call, rk_model_get_config(role->model), u->kind->mask_column));
     RK_TRY(rk_method_call_check_plan(u->call, &u->rows, true));
+    RK_TRY(prepare_routes(u));
     if (u->kind->has_pairs)
         RK_TRY(check_pairs(u));
     u->num_first = count_first_pass(&u->call->job->plan, u->rows.num_rows);

@@ -12,6 +12,7 @@ struct rk_update_kind {
     const char *prefix;      /* of its metrics: "actor" */
     bool has_temperature;    /* among its options */
     bool has_pairs;          /* rows 2i and 2i + 1 of a chunk follow one another in a micro-batch */
+    bool replays_routes;     /* with router replay, passes are given the experts of the batch */
     bool only_accumulates;   /* no step: gradients are added to those of earlier calls, log-probs returned */
 };
 
