@@ -77,6 +77,18 @@ bool rk_job_takes_rollout_log_probs(const struct rk_config *job);
 void rk_job_rollout_correction_check(const struct rk_config *job, int32_t world_size,
                                      struct rk_str *problems);
 void rk_job_old_log_prob_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
+/* --- router replay (job_router_replay.c) --- */
+/* Whether compute_log_prob returns the experts that it chooses (R2), the rollout returns those that it chose,
+ * and update_actor is given experts. */
+bool rk_job_records_routes(const struct rk_config *job);
+bool rk_job_captures_routes(const struct rk_config *job);
+bool rk_job_replays_routes(const struct rk_config *job);
+/* Whether the pass of actor or reference that computes log-probs gets the rollout's experts. */
+bool rk_job_pass_takes_routes(const struct rk_config *job, uint32_t role);
+/* The options of init_model of actor or reference. */
+void rk_job_set_router_replay(struct rk_json *options, const struct rk_config *job, uint32_t role);
+/* The rule "router replay". */
+void rk_job_router_replay_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 /* All keys, in the order of the table. */
 const struct rk_config_key *rk_job_keys(int64_t *count);
 /* The group that --help and the manual show a key in: the first has the ten keys that most jobs set. */

@@ -218,7 +218,8 @@ bool rk_job_takes_rollout_log_probs(const struct rk_config *job)
     rk_free(reason);
     if (rk_job_rollout_correction_keys(job).bypass_mode || strcmp(mode, "rollout") == 0)
         return true;
-    return strcmp(mode, "auto") == 0 && is_exact && !rk_job_needs_sum_pi_squared(job);
+    return strcmp(mode, "auto") == 0 && is_exact && !rk_job_needs_sum_pi_squared(job) &&
+           !rk_job_records_routes(job);
 }
 
 void rk_job_old_log_prob_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems)

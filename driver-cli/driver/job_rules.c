@@ -356,6 +356,7 @@ static const struct rk_job_rule rules[] = {
     {"recompute", check_recompute},
     {"rollout correction", rk_job_rollout_correction_check},
     {"old log-prob", rk_job_old_log_prob_check},
+    {"router replay", rk_job_router_replay_check},
     {"reward", rk_job_reward_check},
     {"logger", check_logger},
     {"validation", check_validation},

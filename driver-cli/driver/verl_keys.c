@@ -1,5 +1,6 @@
 /* verl's keys: the table as rows of a configuration, and as a page. */
 #include "base/rk_alloc.h"
+#include "base/rk_knobs.h"
 #include "driver-cli/driver/job_internal.h"
 #include "driver-cli/driver/verl_keys.def"
 

@@ -109,6 +109,7 @@ static struct rk_json *actor_options(const struct rk_flow_context *ctx)
                    rk_job_log_prob_micro(ctx->job, RK_JOB_ROLLOUT));
     set_topk(options, ctx->job);
     rk_job_set_layout(options, ctx->job, RK_ROLE_ACTOR);
+    rk_job_set_router_replay(options, ctx->job, RK_ROLE_ACTOR);
     if (rk_job_moves_weights(ctx->job))
         rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_RESHARD);
     return options;
@@ -126,6 +127,7 @@ static struct rk_json *ref_options(const struct rk_flow_context *ctx)
     set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, RK_ROLE_REF,
                    rk_job_log_prob_micro(ctx->job, RK_JOB_REF));
     rk_job_set_layout(options, ctx->job, RK_ROLE_REF);
+    rk_job_set_router_replay(options, ctx->job, RK_ROLE_REF);
     return options;
 }
 

@@ -73,16 +73,18 @@ static struct rk_status *run_part(struct validation *v, int64_t first, int64_t c
     struct rk_flow_prompts prompts = {num_rows, rows, streams};
     /* The metrics of this generation would replace those of training. */
     struct rk_json *dropped = rk_json_new_object();
+    struct rk_json *sampling = sampling_options(v->ctx->job);
     struct part *part;
     struct rk_status *st;
 
+    rk_flow_drop_routes(sampling, v->ctx);
     for (int64_t i = 0; i < num_rows; i++) {
         rows[i] = v->prompts[first + i / v->n];
         streams[i] = FIRST_STREAM + rows[i]->index * v->n + i % v->n;
     }
     rk_array_append(&v->parts, (struct part){.first_prompt = first});
     part = &v->parts.items[v->parts.count - 1];
-    st = rk_flow_generate(&part->batch, v->ctx, &prompts, sampling_options(v->ctx->job), dropped);
+    st = rk_flow_generate(&part->batch, v->ctx, &prompts, sampling, dropped);
     rk_json_free(dropped);
     if (!st)
         st = rk_flow_score(&part->scores, v->ctx, part->batch, rows);

@@ -24,6 +24,7 @@ static struct rk_status *generate_greedy(struct rk_batch **out, struct rk_flow_c
     rk_job_copy_knobs(sampling, ctx->job, RK_JOB_KNOBS_SAMPLING);
     rk_job_copy_value(sampling, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
     rk_json_set(sampling, "do_sample", rk_json_new_bool(false));
+    rk_flow_drop_routes(sampling, ctx);
     st = rk_flow_generate(out, ctx, &prompts, sampling, dropped);
     rk_json_free(dropped);
     return st;

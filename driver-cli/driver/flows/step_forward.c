@@ -15,6 +15,7 @@ static struct rk_flow_pass log_prob_pass(const struct rk_flow_context *ctx, uint
         .method = method,
         .micro = rk_job_log_prob_micro(ctx->job, section),
         .batch = ctx->batch,
+        .columns = rk_flow_pass_columns(ctx, role),
         .num_rows = ctx->num_rows,
         .seqlens = ctx->seqlens,
         .options = options,
@@ -35,6 +36,8 @@ struct rk_status *rk_flow_add_log_probs(struct rk_flow_context *ctx, uint32_t ro
 
     if (!st)
         st = rk_batch_union(ctx->batch, result.batch);
+    if (!st)
+        rk_flow_report_routes(ctx->metrics, result.metrics);
     rk_driver_result_fini(&result);
     return st;
 }
@@ -86,6 +89,7 @@ static struct rk_status *check_sample(struct rk_flow_context *ctx)
         .role = "actor",
         .method = "compute_log_prob",
         .micro = rk_job_log_prob_micro(ctx->job, RK_JOB_ROLLOUT),
+        .columns = rk_flow_pass_columns(ctx, RK_ROLE_ACTOR),
         .num_rows = num_rows,
         .seqlens = seqlens,
     };
@@ -99,6 +103,7 @@ static struct rk_status *check_sample(struct rk_flow_context *ctx)
     rk_job_copy_value(pass.options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
     rk_json_set(pass.options, "calculate_entropy", rk_json_new_bool(false));
     RK_TRY_GOTO(st, rk_flow_run_pass(ctx, &pass, &result), out);
+    rk_flow_report_routes(ctx->metrics, result.metrics);
     RK_TRY_GOTO(st, rk_batch_put(batch, "old_log_probs", rk_batch_find(result.batch, "old_log_probs")), out);
     st = compare_batch(ctx, batch, &comparison, is_strict);
 out:

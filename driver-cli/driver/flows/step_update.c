@@ -25,6 +25,7 @@ static struct rk_status *update_actor(struct rk_flow_context *ctx)
                              NULL,
                              NULL,
                              NULL,
+                             NULL,
                              NULL};
     int64_t num_columns = 7;
     struct rk_driver_result result = {0};
@@ -52,6 +53,8 @@ static struct rk_status *update_actor(struct rk_flow_context *ctx)
     } else if (rk_config_bool(ctx->job, "distillation.enabled")) {
         columns[num_columns++] = "teacher_log_probs";
     }
+    if (rk_job_replays_routes(ctx->job))
+        columns[num_columns++] = "routed_experts";
     if (rk_batch_find(ctx->batch, "rollout_is_weights"))
         columns[num_columns] = "rollout_is_weights";
     RK_TRY(rk_flow_select(&batch, ctx, columns));

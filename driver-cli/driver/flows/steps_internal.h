@@ -59,6 +59,15 @@ struct rk_flow_pass {
     const int64_t *seqlens;  /* [num_rows] */
     struct rk_json *options; /* of the method; stolen */
 };
+/* --- flow_routes.c: router replay --- */
+/* The columns of the pass of actor or reference that computes log-probs: as in struct rk_flow_pass. */
+const char *const *rk_flow_pass_columns(const struct rk_flow_context *ctx, uint32_t role);
+/* The shares of tokens, and of pairs of token and layer, whose experts differ between rollout and training,
+ * from the metrics of compute_log_prob, if it compared them. */
+void rk_flow_report_routes(struct rk_json *metrics, const struct rk_json *from);
+/* For generate_sequences: the result needs no experts. */
+void rk_flow_drop_routes(struct rk_json *options, const struct rk_flow_context *ctx);
+
 /* Runs the method over the rows' tokens, or takes the result of the pass that was started for the role. */
 struct rk_status *rk_flow_run_pass(struct rk_flow_context *ctx, const struct rk_flow_pass *pass,
                                    struct rk_driver_result *result) RK_NODISCARD;

@@ -173,6 +173,7 @@ static const struct source_case source_cases[] = {
     {{"numerics=strict", ACTOR "old_log_prob=recompute"}, false},
     {{"numerics=strict", "algorithm.adv_estimator=optimal_token_baseline"}, false},
     {{ACTOR "old_log_prob=rollout"}, true},
+    {{"numerics=strict", ACTOR "megatron.router_replay.mode=R2"}, false},
     {{"numerics=strict", ROLLOUT "top_k=5"}, false},
     {{"numerics=strict", ROLLOUT "top_p=0.9"}, false},
     {{"numerics=strict", ROLLOUT "temperature=0.7"}, true},

@@ -18,6 +18,9 @@
 #define REWARD_ON    REWARD_MODEL "enable=true", REWARD_MODEL "model_path=rm"
 #define RECOMPUTE    ACTOR "megatron.override_transformer_config.recompute_"
 #define OVERLONG     "reward.reward_kwargs.overlong_buffer_cfg."
+#define REPLAY       ACTOR "megatron.router_replay.mode"
+#define REF_REPLAY   REF "megatron.router_replay.mode"
+#define CAPTURE      ROLLOUT "enable_rollout_routing_replay"
 #define GDPO         "algorithm.adv_estimator=gdpo"
 #define KL_ADAPTIVE  "algorithm.kl_ctrl.type=adaptive"
 #define GDPO_KEYS    "algorithm.gdpo_reward_keys="
@@ -234,6 +237,14 @@ static const struct rule_case rule_cases[] = {
      {"numerics=strict", ACTOR "old_log_prob=rollout", ROLLOUT "top_p=0.9"},
      4,
      "old_log_prob=rollout contradicts actor_rollout_ref.rollout.top_p=0.9"},
+    {"none", {REPLAY "=R2"}, 4, NULL},
+    {"none", {REPLAY "=R3", CAPTURE "=true", "numerics=strict"}, 4, NULL},
+    {"none", {CAPTURE "=true"}, 4, NULL},
+    {"none", {ACTOR "use_kl_loss=true", REF_REPLAY "=R3", CAPTURE "=true"}, 4, NULL},
+    {"router replay", {REPLAY "=R3"}, 4, REPLAY "=R3 uses the experts of the rollout: set " CAPTURE "=true"},
+    {"router replay", {REF_REPLAY "=R3"}, 4, REF_REPLAY "=R3"},
+    {"router replay", {REPLAY "=R2", CAPTURE "=true"}, 4, CAPTURE "=false"},
+    {"router replay", {REPLAY "=R2", ACTOR "old_log_prob=rollout"}, 4, "old_log_prob=rollout"},
     {"keys of examples", {"data.max_length=5"}, 4, "data.max_length has no effect with algorithm.type=rl"},
     {"examples",
      {"algorithm.type=dpo", "algorithm.dpo.loss_type=exo_pair"},
