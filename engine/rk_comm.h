@@ -127,7 +127,8 @@ struct rk_comm_stats {
     struct {
         const char *name; /* static */
         uint64_t count;
-        int64_t ns; /* duration of the calls: waiting for peers, and the transfer */
+        uint64_t bytes; /* of this rank's tensors: sent and received ones of a batch; 0 for graphs */
+        int64_t ns;     /* duration of the calls: waiting for peers, and the transfer */
     } rows[RK_COMM_STATS_ROWS];
 };
 void rk_comm_world_stats(const struct rk_comm_world *world, struct rk_comm_stats *out);

@@ -121,7 +121,7 @@ static uint64_t count_op(struct rk_comm_group *group, rk_comm_op_t op)
     return is_p2p ? 0 : ++group->seq;
 }
 
-static void set_doing(const struct rk_comm_group *group, struct rk_comm_doing doing)
+static void set_doing(const struct rk_comm_group *group, struct rk_comm_doing doing, size_t bytes)
 {
     struct rk_comm_world *world = group->world;
 
@@ -130,6 +130,7 @@ static void set_doing(const struct rk_comm_group *group, struct rk_comm_doing do
     world->in_operation = true;
     world->started_ns = rk_time_now_ns();
     world->doing = doing;
+    world->doing_bytes = bytes;
     memcpy(world->doing_group, group->name, sizeof(group->name));
     RK_ASSERT(pthread_mutex_unlock(&world->activity_lock) == 0);
 }
@@ -168,7 +169,7 @@ struct rk_status *rk_comm_op_begin(struct rk_comm_group *group, struct rk_stream
     if (atomic_load(&group->world->has_failed))
         return rk_comm_world_error(group->world);
     doing.seq = count_op(group, op);
-    set_doing(group, doing);
+    set_doing(group, doing, bytes);
     begin_flight(group, stream, doing, bytes);
     return NULL;
 }
@@ -179,7 +180,7 @@ struct rk_status *rk_comm_op_begin_graph(struct rk_comm_group *group, struct rk_
     RK_ASSERT(!group->recording);
     if (atomic_load(&group->world->has_failed))
         return rk_comm_world_error(group->world);
-    set_doing(group, (struct rk_comm_doing){RK_COMM_OP_GRAPH, group->seq + 1, recorded});
+    set_doing(group, (struct rk_comm_doing){RK_COMM_OP_GRAPH, group->seq + 1, recorded}, 0);
     begin_flight(group, NULL, group->world->doing, 0);
     group->seq += recorded.count;
     return NULL;
@@ -193,6 +194,7 @@ struct rk_status *rk_comm_op_end(struct rk_comm_group *group, struct rk_status *
     world->in_operation = false;
     if (!group->recording) {
         world->op_counts[world->doing.op]++;
+        world->op_bytes[world->doing.op] += world->doing_bytes;
         world->op_ns[world->doing.op] += rk_time_now_ns() - world->started_ns;
     }
     RK_ASSERT(pthread_mutex_unlock(&world->activity_lock) == 0);

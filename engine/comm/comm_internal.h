@@ -87,7 +87,8 @@ struct rk_comm_world {
     int64_t started_ns;
     struct rk_comm_doing doing;
     char doing_group[RK_COMM_NAME_BYTES];
-    uint64_t op_counts[RK_COMM_OP_COUNT];
+    uint64_t op_counts[RK_COMM_OP_COUNT], op_bytes[RK_COMM_OP_COUNT];
+    size_t doing_bytes;
     int64_t op_ns[RK_COMM_OP_COUNT];
 
     /* engine thread only: flight record of the operation; its stream, if traced */

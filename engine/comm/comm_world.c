@@ -284,6 +284,7 @@ void rk_comm_world_stats(const struct rk_comm_world *world, struct rk_comm_stats
     for (int op = 0; op < RK_COMM_OP_COUNT; op++) {
         out->rows[op].name = rk_comm_op_name((rk_comm_op_t)op);
         out->rows[op].count = world->op_counts[op];
+        out->rows[op].bytes = world->op_bytes[op];
         out->rows[op].ns = world->op_ns[op];
     }
     RK_ASSERT(pthread_mutex_unlock(lock) == 0);
