@@ -268,12 +268,16 @@ void rk_job_set_layout(struct rk_json *options, const struct rk_config *job, uin
     struct rk_job_pipeline pipeline = rk_job_pipeline(job, role);
     char *path = path_of(job, rk_job_role(role), RK_KNOB_SEQUENCE_PARALLEL);
     char *dispatch = path_of(job, rk_job_role(role), RK_KNOB_DISPATCH_TOKENS);
+    char *keep = path_of(job, rk_job_role(role), RK_KNOB_KEEP_DISPATCHED);
 
     rk_job_copy_value(options, RK_KNOB_SEQUENCE_PARALLEL, job, path);
     set_size(options, RK_KNOB_DISPATCH_TOKENS, (int32_t)rk_job_int_or(job, dispatch, 0));
     set_size(options, RK_KNOB_VPP, pipeline.vpp);
     set_size(options, RK_KNOB_FIRST_STAGE, pipeline.num_first);
     set_size(options, RK_KNOB_LAST_STAGE, pipeline.num_last);
+    if (rk_job_bool_or(job, keep, false))
+        rk_json_set(options, RK_KNOB_KEEP_DISPATCHED, rk_json_new_bool(true));
+    rk_free(keep);
     rk_free(dispatch);
     rk_free(path);
 }

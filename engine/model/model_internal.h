@@ -317,7 +317,7 @@ struct rk_micro_desc {
     void *grads;                         /* flat buffer; NULL when no backward pass follows */
     rk_dtype_t grad_dtype;               /* of it */
     rk_tensor_t router_sums;    /* F64 [num_routes, columns], accumulated by backward passes; or none */
-    const struct rk_side *side; /* side stream of the backward pass; may be NULL */
+    const struct rk_side *side; /* side stream of the passes; may be NULL */
 };
 
 /* State of a micro-batch in a chunk of the model. Calls: begin, forward, then download, or upload and

@@ -142,10 +142,10 @@ struct rk_status *rk_linear_column_bwd(const struct rk_pass *pass, const struct 
     RK_TRY(rk_sp_start_gather(pass, x, &tokens));
     RK_TRY(rk_sp_begin_sum(pass, dx, &dtokens));
     RK_TRY(rk_linear_bwd_input(pass, weight, dy, dtokens));
-    RK_TRY(rk_sp_join(pass));
+    RK_TRY(rk_pass_join(pass));
     RK_TRY(rk_sp_start_sum(pass, dtokens, dx, RK_REDUCE_SUM));
     RK_TRY(rk_linear_bwd_weight(pass, weight, tokens, dy));
-    RK_TRY(rk_sp_join(pass));
+    RK_TRY(rk_pass_join(pass));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }

@@ -14,7 +14,8 @@
  * residual stream; the shared expert is split over tp as before. The gradient of the router is again a
  * summand: that of the rank's rows.
  *
- * With ep > 1 the rows are exchanged with the ranks of their experts (moe_exchange.c).
+ * With ep > 1 the rows are exchanged with the ranks of their experts (moe_exchange.c); the shared expert
+ * computes meanwhile.
  *
  * The result of a token does not depend on other tokens: GEMMs give a row the same bits in any batch, and
  * rows of a token are added by ascending expert. */
@@ -32,15 +33,31 @@ static struct rk_pass pass_of_experts(const struct rk_pass *pass, const struct r
     return experts;
 }
 
+/* The rows of an exchange; also of a pass that does not keep them, which uses their memory. */
+static struct rk_status *make_received(const struct rk_pass *pass, const struct rk_block *block,
+                                       struct rk_moe_saved *saved)
+{
+    RK_TRY(rk_activation_make(pass, block, RK_MOE_GATE_UP, &saved->gate_up));
+    RK_TRY(rk_activation_make(pass, block, RK_MOE_RECEIVED_X, &saved->received.x));
+    RK_TRY(rk_activation_make(pass, block, RK_MOE_RECEIVED_PROBS, &saved->received.probs));
+    RK_TRY(rk_activation_make(pass, block, RK_MOE_RECEIVED_ORDER, &saved->received.order));
+    RK_TRY(rk_activation_make(pass, block, RK_MOE_RECEIVED_PLACES, &saved->received.places));
+    return rk_activation_make(pass, block, RK_MOE_RECEIVED_OFFSETS, &saved->received.offsets);
+}
+
 static struct rk_status *make_saved_of_experts(const struct rk_pass *pass, const struct rk_block *block,
                                                struct rk_moe_saved *saved)
 {
+    const struct rk_moe *moe = block->own;
+
     RK_TRY(rk_activation_make(pass, block, RK_MOE_LOGITS, &saved->logits));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_IDS, &saved->ids));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_PLACES, &saved->places));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_TOKENS, &saved->tokens));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_OFFSETS, &saved->offsets));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_ROW_PROBS, &saved->row_probs));
+    if (moe->keeps_rows)
+        return make_received(pass, block, saved);
     return pass->ep ? NULL : rk_activation_make(pass, block, RK_MOE_GATE_UP, &saved->gate_up);
 }
 
@@ -87,9 +104,10 @@ static struct rk_status *experts_of_rank_fwd(const struct rk_pass *pass, const s
 }
 
 /* y [T, hidden_size] = the experts' results for x: a summand over tp. y none: computes only what backward
- * needs. */
+ * needs. beside: work beside an exchange, or NULL. */
 static struct rk_status *experts_fwd(const struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
-                                     const struct rk_moe_saved *saved, rk_tensor_t y)
+                                     struct rk_moe_saved *saved, rk_tensor_t y,
+                                     const struct rk_moe_beside *beside)
 {
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
     rk_tensor_t probs, x_rows;
@@ -103,26 +121,40 @@ static struct rk_status *experts_fwd(const struct rk_pass *pass, const struct rk
     if (!pass->ep)
         RK_TRY(experts_of_rank_fwd(pass, block, saved, x_rows, y.data != NULL));
     else if (y.data)
-        RK_TRY(rk_moe_exchange_fwd(pass, block, saved, x_rows));
+        RK_TRY(rk_moe_exchange_fwd(pass, block, saved, x_rows, beside));
     if (y.data)
         RK_TRY(rk_moe_collect(pass, saved, x_rows, y));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }
 
+/* Whether the shared expert computes beside an exchange. */
+static bool has_beside(const struct rk_pass *pass, const struct rk_moe *moe)
+{
+    return pass->ep && moe->shared.intermediate_size > 0;
+}
+
 /* Routed and shared experts over the same tokens. y none: computes only what backward needs. */
 static struct rk_status *forward_by_tokens(const struct rk_pass *pass, const struct rk_block *block,
-                                           const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t out,
+                                           struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t out,
                                            rk_reduce_op_t op)
 {
+    struct rk_moe_shared_run shared = {.pass = pass, .block = block, .saved = saved};
+    const struct rk_moe_beside beside = {rk_moe_shared_fwd_run, &shared};
     const struct rk_moe *moe = block->own;
+    bool is_beside = has_beside(pass, moe) && out.data;
     rk_tensor_t y = {0};
 
     RK_TRY(rk_sp_gather(pass, x, &x));
+    shared.x = x;
     if (out.data)
         RK_TRY(rk_sp_begin_sum(pass, out, &y));
-    RK_TRY(experts_fwd(pass, block, x, saved, y));
-    if (moe->shared.intermediate_size > 0)
+    if (is_beside)
+        RK_TRY(rk_moe_shared_fwd_begin(&shared));
+    RK_TRY(experts_fwd(pass, block, x, saved, y, is_beside ? &beside : NULL));
+    if (is_beside)
+        RK_TRY(rk_moe_shared_fwd_end(&shared, y));
+    else if (moe->shared.intermediate_size > 0)
         RK_TRY(rk_moe_shared_fwd(pass, block, x, saved, y));
     return out.data ? rk_sp_sum(pass, y, out, op) : NULL;
 }
@@ -140,22 +172,31 @@ static struct rk_status *add_sum(const struct rk_pass *pass, rk_tensor_t tokens,
 
 /* The routed experts over the rows of this rank, the shared one over all tokens. */
 static struct rk_status *forward_by_rows(const struct rk_pass *pass, const struct rk_block *block,
-                                         const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t out,
+                                         struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t out,
                                          rk_reduce_op_t op)
 {
+    struct rk_moe_shared_run shared = {.pass = pass, .block = block, .saved = saved};
+    const struct rk_moe_beside beside = {rk_moe_shared_fwd_run, &shared};
     const struct rk_moe *moe = block->own;
     struct rk_pass experts = pass_of_experts(pass, moe);
+    bool is_beside = has_beside(pass, moe) && out.data;
     rk_tensor_t y = {0};
 
-    RK_TRY(experts_fwd(&experts, block, x, saved, out));
+    if (is_beside) {
+        RK_TRY(rk_sp_gather(pass, x, &shared.x));
+        RK_TRY(rk_moe_shared_fwd_begin(&shared));
+    }
+    RK_TRY(experts_fwd(&experts, block, x, saved, out, is_beside ? &beside : NULL));
     if (moe->shared.intermediate_size == 0)
         return NULL;
-    RK_TRY(rk_sp_gather(pass, x, &x));
+    if (!is_beside)
+        RK_TRY(rk_sp_gather(pass, x, &shared.x));
     if (out.data) {
         RK_TRY(rk_sp_begin_sum(pass, out, &y));
         RK_TRY(rk_stream_zero(pass->stream, y.data, rk_tensor_bytes(y)));
     }
-    RK_TRY(rk_moe_shared_fwd(pass, block, x, saved, y));
+    RK_TRY(is_beside ? rk_moe_shared_fwd_end(&shared, y)
+                     : rk_moe_shared_fwd(pass, block, shared.x, saved, y));
     return out.data ? add_sum(pass, y, out, op) : NULL;
 }
 
@@ -194,19 +235,21 @@ static struct rk_status *experts_of_rank_bwd(const struct rk_pass *pass, const s
 /* The same with experts on other ranks. */
 static struct rk_status *experts_of_all_bwd(const struct rk_pass *pass, const struct rk_block *block,
                                             const struct rk_moe_saved *saved, rk_tensor_t x,
-                                            rk_tensor_t drows, rk_tensor_t drow_probs)
+                                            rk_tensor_t drows, rk_tensor_t drow_probs,
+                                            const struct rk_moe_beside *beside)
 {
-    rk_tensor_t x_rows;
+    struct rk_moe_exchange_grads grads = {.dy_rows = drows, .drow_probs = drow_probs};
 
-    RK_TRY(rk_step_2d(pass->arena, &x_rows, drows.dtype, drows.shape[0], drows.shape[1]));
-    RK_TRY(rk_moe_hand_out(pass, saved, x, x_rows));
-    return rk_moe_exchange_bwd(pass, block, saved, x_rows, drows, drow_probs);
+    RK_TRY(rk_step_2d(pass->arena, &grads.x_rows, drows.dtype, drows.shape[0], drows.shape[1]));
+    if (!saved->has_received)
+        RK_TRY(rk_moe_hand_out(pass, saved, x, grads.x_rows));
+    return rk_moe_exchange_bwd(pass, block, saved, &grads, beside);
 }
 
 /* dx [T, hidden_size] of experts and router. */
 static struct rk_status *experts_bwd(const struct rk_pass *pass, const struct rk_block *block,
                                      const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t dy,
-                                     rk_tensor_t dx)
+                                     rk_tensor_t dx, const struct rk_moe_beside *beside)
 {
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
     rk_tensor_t drow_probs, dprobs, drows;
@@ -215,7 +258,7 @@ static struct rk_status *experts_bwd(const struct rk_pass *pass, const struct rk
     RK_TRY(rk_activation_make(pass, block, RK_MOE_DPROBS, &dprobs));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_DROWS, &drows));
     RK_TRY(rk_moe_hand_out(pass, saved, dy, drows));
-    RK_TRY(pass->ep ? experts_of_all_bwd(pass, block, saved, x, drows, drow_probs)
+    RK_TRY(pass->ep ? experts_of_all_bwd(pass, block, saved, x, drows, drow_probs, beside)
                     : experts_of_rank_bwd(pass, block, saved, x, drows, drow_probs));
     RK_TRY(rk_moe_collect(pass, saved, drows, dx));
     RK_TRY(rk_moe_collect_dprobs(pass, saved, drow_probs, dprobs));
@@ -228,14 +271,23 @@ static struct rk_status *backward_by_tokens(const struct rk_pass *pass, const st
                                             const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t dout,
                                             rk_tensor_t dx)
 {
+    struct rk_moe_shared_run shared = {.pass = pass, .block = block, .saved = saved};
+    const struct rk_moe_beside beside = {rk_moe_shared_bwd_run, &shared};
     const struct rk_moe *moe = block->own;
+    bool is_beside = has_beside(pass, moe);
     rk_tensor_t dtokens;
 
     RK_TRY(rk_sp_gather(pass, x, &x));
     RK_TRY(rk_sp_gather(pass, dout, &dout));
+    shared.x = x;
+    shared.dy = dout;
     RK_TRY(rk_sp_begin_sum(pass, dx, &dtokens));
-    RK_TRY(experts_bwd(pass, block, saved, x, dout, dtokens));
-    if (moe->shared.intermediate_size > 0)
+    if (is_beside)
+        RK_TRY(rk_moe_shared_bwd_begin(&shared));
+    RK_TRY(experts_bwd(pass, block, saved, x, dout, dtokens, is_beside ? &beside : NULL));
+    if (is_beside)
+        RK_TRY(rk_moe_shared_bwd_end(&shared, dtokens));
+    else if (moe->shared.intermediate_size > 0)
         RK_TRY(rk_moe_shared_bwd(pass, block, saved, x, dout, dtokens));
     return rk_sp_sum(pass, dtokens, dx, RK_REDUCE_SUM);
 }
@@ -244,18 +296,29 @@ static struct rk_status *backward_by_rows(const struct rk_pass *pass, const stru
                                           const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t dout,
                                           rk_tensor_t dx)
 {
+    struct rk_moe_shared_run shared = {.pass = pass, .block = block, .saved = saved};
+    const struct rk_moe_beside beside = {rk_moe_shared_bwd_run, &shared};
     const struct rk_moe *moe = block->own;
     struct rk_pass experts = pass_of_experts(pass, moe);
+    bool is_beside = has_beside(pass, moe);
     rk_tensor_t dtokens;
 
-    RK_TRY(experts_bwd(&experts, block, saved, x, dout, dx));
+    if (is_beside) {
+        RK_TRY(rk_sp_gather(pass, x, &shared.x));
+        RK_TRY(rk_sp_gather(pass, dout, &shared.dy));
+        RK_TRY(rk_moe_shared_bwd_begin(&shared));
+    }
+    RK_TRY(experts_bwd(&experts, block, saved, x, dout, dx, is_beside ? &beside : NULL));
     if (moe->shared.intermediate_size == 0)
         return NULL;
-    RK_TRY(rk_sp_gather(pass, x, &x));
-    RK_TRY(rk_sp_gather(pass, dout, &dout));
+    if (!is_beside) {
+        RK_TRY(rk_sp_gather(pass, x, &shared.x));
+        RK_TRY(rk_sp_gather(pass, dout, &shared.dy));
+    }
     RK_TRY(rk_sp_begin_sum(pass, dx, &dtokens));
     RK_TRY(rk_stream_zero(pass->stream, dtokens.data, rk_tensor_bytes(dtokens)));
-    RK_TRY(rk_moe_shared_bwd(pass, block, saved, x, dout, dtokens));
+    RK_TRY(is_beside ? rk_moe_shared_bwd_end(&shared, dtokens)
+                     : rk_moe_shared_bwd(pass, block, saved, shared.x, shared.dy, dtokens));
     return add_sum(pass, dtokens, dx, RK_REDUCE_SUM);
 }
 

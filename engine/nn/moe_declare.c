@@ -180,6 +180,29 @@ static struct rk_activation_decl of_rows(const struct rk_moe *moe, const char *n
         .name = name, .life = life, .columns = columns, .rows_per_token = moe->config.num_experts_per_tok};
 }
 
+/* Rows of an exchange, whose number does not depend on the tokens of a pass. */
+static void declare_received(struct rk_block *block)
+{
+    const struct rk_moe *moe = block->own;
+    struct rk_activation_decl *list = block->decl.activations;
+    int64_t num_rows = moe->dispatch_rows;
+
+    if (!moe->keeps_rows)
+        return;
+    list[RK_MOE_GATE_UP] = (struct rk_activation_decl){
+        .name = "gate_up", .columns = 2 * moe->intermediate_size, .num_rows = num_rows};
+    list[RK_MOE_RECEIVED_X] =
+        (struct rk_activation_decl){.name = "received_x", .columns = moe->hidden_size, .num_rows = num_rows};
+    list[RK_MOE_RECEIVED_PROBS] = (struct rk_activation_decl){
+        .name = "received_probs", .is_stat = true, .columns = 1, .num_rows = num_rows};
+    list[RK_MOE_RECEIVED_ORDER] = (struct rk_activation_decl){
+        .name = "received_order", .is_index = true, .columns = 1, .num_rows = num_rows};
+    list[RK_MOE_RECEIVED_PLACES] = (struct rk_activation_decl){
+        .name = "received_places", .is_index = true, .columns = 1, .num_rows = num_rows};
+    list[RK_MOE_RECEIVED_OFFSETS] = (struct rk_activation_decl){
+        .name = "received_offsets", .is_index = true, .columns = 1, .num_rows = moe->config.num_experts + 1};
+}
+
 static void declare_rows(struct rk_block *block)
 {
     const struct rk_moe *moe = block->own;
@@ -194,8 +217,10 @@ static void declare_rows(struct rk_block *block)
     list[RK_MOE_DROWS] = of_rows(moe, "drows", RK_ACTIVATION_BACKWARD, moe->hidden_size);
     list[RK_MOE_DROW_PROBS] = of_rows(moe, "drow_probs", RK_ACTIVATION_BACKWARD, 1);
     list[RK_MOE_DROW_PROBS].is_stat = true;
-    if (moe->gate_up.num_experts < moe->config.num_experts)
-        return; /* the experts work on the rows of an exchange */
+    if (moe->gate_up.num_experts < moe->config.num_experts) {
+        declare_received(block); /* the experts work on the rows of an exchange */
+        return;
+    }
     list[RK_MOE_GATE_UP] = of_rows(moe, "gate_up", RK_ACTIVATION_SAVED, 2 * size);
     list[RK_MOE_ACTIVATED] = of_rows(moe, "activated", RK_ACTIVATION_FORWARD, size);
     list[RK_MOE_DACTIVATED] = of_rows(moe, "dactivated", RK_ACTIVATION_BACKWARD, size);
@@ -225,6 +250,15 @@ static void declare_activations(struct rk_block *block)
     declare_shared_activations(block);
 }
 
+/* Kept rows take memory for each layer, so that their number must be known. */
+static struct rk_status *check_kept_rows(const struct rk_model_layout *layout, int32_t ep_size)
+{
+    if (layout->moe_keep_dispatched && ep_size > 1 && layout->moe_dispatch_tokens == 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, RK_KNOB_KEEP_DISPATCHED
+                       "=true: expected a number of tokens in " RK_KNOB_DISPATCH_TOKENS ", got null");
+    return NULL;
+}
+
 static struct rk_status *check_mesh(const struct rk_param_table *params, const struct rk_moe_config *config)
 {
     int32_t tp_size = rk_params_tp_size(params), etp_size = rk_mesh_axis_size(params->mesh, RK_AXIS_ETP);
@@ -249,13 +283,16 @@ struct rk_status *rk_moe_declare(struct rk_block *block, struct rk_param_table *
 {
     const struct rk_moe_config *config = &at->config->moe;
     int32_t etp_size = rk_mesh_axis_size(params->mesh, RK_AXIS_ETP);
+    int32_t ep_size = rk_mesh_axis_size(params->mesh, RK_AXIS_EP);
     struct site site = {.params = params, .at = at};
     struct rk_moe *moe = block->own;
 
     RK_TRY(check_mesh(params, config));
+    RK_TRY(check_kept_rows(at->layout, ep_size));
     block->decl.has_routes = true;
     moe->config = *config;
     moe->dispatch_rows = at->layout->moe_dispatch_tokens * config->num_experts_per_tok;
+    moe->keeps_rows = at->layout->moe_keep_dispatched && ep_size > 1;
     moe->hidden_size = at->config->hidden_size;
     moe->is_by_rows = etp_size < rk_params_tp_size(params);
     moe->intermediate_size = config->intermediate_size / etp_size;

@@ -1,9 +1,14 @@
 /* Experts on other ranks: each row is sent to the rank of its expert, and its result is sent back, in rounds
  * over buffers of bounded size (moe_exchange_plan.h), so that memory does not depend on the routing.
  *
- * No data of a round is kept: the backward pass sends the rows again and recomputes gate and up. The result
- * of a token does not depend on the number of rounds. The gradients of the experts' weights are added once
- * per round. */
+ * With keeps_rows the buffers of the received rows and of gate and up belong to the layer. If one round is
+ * enough, the backward pass finds the rows there. Otherwise, and without keeps_rows, it sends the rows again
+ * and recomputes gate and up. Buffers have the same sizes in both cases.
+ *
+ * The first rows travel on the side stream, beside work that does not depend on them.
+ *
+ * The result of a token does not depend on the number of rounds. The gradients of the experts' weights are
+ * added once per round. */
 #include "engine/nn/moe_exchange_plan.h"
 #include "engine/nn/moe_internal.h"
 
@@ -16,6 +21,7 @@ struct row_pair {
 struct exchange {
     const struct rk_pass *pass;
     const struct rk_block *block;
+    struct rk_stream *stream; /* of transfers: the side stream, until it is joined */
     struct rk_moe_exchange_plan plan;
     rk_tensor_t row_ids; /* I32 [R, 1]: the expert of each row of this rank */
     /* Of the current round. */
@@ -47,20 +53,36 @@ static void fill_offsets(const struct exchange *ex, int32_t *offsets, int64_t nu
     }
 }
 
-/* The offsets of all ranks, in host memory. */
-static struct rk_status *share_offsets(struct exchange *ex, const struct rk_moe_saved *saved,
-                                       int64_t num_experts)
+/* Enqueues the gathering of the offsets of all ranks to host memory, on the stream of transfers. */
+static struct rk_status *start_offsets(struct exchange *ex, const struct rk_moe_saved *saved,
+                                       int32_t **offsets)
 {
+    int64_t num_experts = rk_tensor_num_elements(saved->offsets) - 1;
     const struct rk_pass *pass = ex->pass;
-    int32_t *offsets;
     rk_tensor_t all;
 
-    RK_TRY(rk_pass_alloc_host(pass, &offsets, ex->plan.num_ranks * (num_experts + 1), sizeof(*offsets)));
+    RK_TRY(rk_pass_alloc_host(pass, offsets, ex->plan.num_ranks * (num_experts + 1), sizeof(**offsets)));
     RK_TRY(rk_step_2d(pass->arena, &all, RK_DTYPE_I32, ex->plan.num_ranks, num_experts + 1));
-    RK_TRY(rk_comm_all_gather(pass->ep, pass->stream, as_list(all), as_list(saved->offsets)));
-    RK_TRY(rk_stream_copy(pass->stream, offsets, all.data, rk_tensor_bytes(all), RK_COPY_D2H));
-    RK_TRY(rk_stream_sync(pass->stream));
-    if (rk_device_is_dry(rk_stream_device(pass->stream)))
+    RK_TRY(rk_comm_all_gather(pass->ep, ex->stream, as_list(all), as_list(saved->offsets)));
+    return rk_stream_copy(ex->stream, *offsets, all.data, rk_tensor_bytes(all), RK_COPY_D2H);
+}
+
+/* Sets the offsets of the plan; runs `beside` until they have come. */
+static struct rk_status *share_offsets(struct exchange *ex, const struct rk_moe_saved *saved,
+                                       const struct rk_moe_beside *beside)
+{
+    int64_t num_experts = rk_tensor_num_elements(saved->offsets) - 1;
+    int32_t *offsets = NULL;
+
+    ex->plan.offsets = saved->offsets_of_all;
+    if (!saved->offsets_of_all)
+        RK_TRY(start_offsets(ex, saved, &offsets));
+    if (beside)
+        RK_TRY(beside->run(beside->user));
+    if (saved->offsets_of_all)
+        return NULL;
+    RK_TRY(rk_stream_sync(ex->stream));
+    if (rk_device_is_dry(rk_stream_device(ex->stream)))
         fill_offsets(ex, offsets, num_experts, rk_tensor_num_elements(saved->tokens));
     ex->plan.offsets = offsets;
     return NULL;
@@ -76,23 +98,38 @@ static int64_t capacity_of(const struct exchange *ex, const struct rk_moe *moe)
     return moe->dispatch_rows > 0 ? moe->dispatch_rows : RK_MAX(RK_MOE_DISPATCH_FACTOR * most, 1);
 }
 
-static struct rk_status *make_ids(struct exchange *ex, const struct rk_moe_saved *saved, int64_t num_experts)
+/* The experts of this rank's rows. */
+static struct rk_status *make_row_ids(struct exchange *ex, const struct rk_moe_saved *saved)
 {
-    const struct rk_pass *pass = ex->pass;
-    int64_t capacity = ex->plan.capacity, num_rows = rk_tensor_num_elements(saved->tokens);
-
-    RK_TRY(rk_step_2d(pass->arena, &ex->row_ids, RK_DTYPE_I32, num_rows, 1));
-    RK_TRY(rk_step_2d(pass->arena, &ex->ids, RK_DTYPE_I32, capacity, 1));
-    RK_TRY(rk_step_2d(pass->arena, &ex->places, RK_DTYPE_I32, capacity, 1));
-    RK_TRY(rk_step_1d(pass->arena, &ex->order, RK_DTYPE_I32, capacity));
-    RK_TRY(rk_step_1d(pass->arena, &ex->offsets, RK_DTYPE_I32, num_experts + 1));
-    return rk_scatter_rows(pass->stream, &(struct rk_rows_args){.out = ex->row_ids,
-                                                                .x = as_column(saved->ids),
-                                                                .index = as_list(saved->places)});
+    RK_TRY(rk_step_2d(ex->pass->arena, &ex->row_ids, RK_DTYPE_I32, rk_tensor_num_elements(saved->tokens), 1));
+    if (saved->has_received)
+        return NULL;
+    return rk_scatter_rows(ex->pass->stream, &(struct rk_rows_args){.out = ex->row_ids,
+                                                                    .x = as_column(saved->ids),
+                                                                    .index = as_list(saved->places)});
 }
 
+/* Those of a round, and their order. */
+static struct rk_status *make_ids(struct exchange *ex, const struct rk_moe_saved *saved, int64_t num_experts)
+{
+    struct rk_step_arena *arena = ex->pass->arena;
+    int64_t capacity = ex->plan.capacity;
+
+    RK_TRY(rk_step_2d(arena, &ex->ids, RK_DTYPE_I32, capacity, 1));
+    if (saved->received.x.data) {
+        ex->places = saved->received.places;
+        ex->order = as_list(saved->received.order);
+        ex->offsets = as_list(saved->received.offsets);
+        return NULL;
+    }
+    RK_TRY(rk_step_2d(arena, &ex->places, RK_DTYPE_I32, capacity, 1));
+    RK_TRY(rk_step_1d(arena, &ex->order, RK_DTYPE_I32, capacity));
+    return rk_step_1d(arena, &ex->offsets, RK_DTYPE_I32, num_experts + 1);
+}
+
+/* Work on the pass's stream that the transfers need is enqueued before. */
 static struct rk_status *begin(struct exchange *ex, const struct rk_pass *pass, const struct rk_block *block,
-                               const struct rk_moe_saved *saved)
+                               const struct rk_moe_saved *saved, const struct rk_moe_beside *beside)
 {
     const struct rk_moe *moe = block->own;
     int32_t num_ranks = rk_comm_group_size(pass->ep);
@@ -102,12 +139,23 @@ static struct rk_status *begin(struct exchange *ex, const struct rk_pass *pass, 
     *plan = (struct rk_moe_exchange_plan){.num_ranks = num_ranks,
                                           .rank = rk_comm_group_rank(pass->ep),
                                           .experts_per_rank = moe->config.num_experts / num_ranks};
-    RK_TRY(share_offsets(ex, saved, moe->config.num_experts));
+    RK_TRY(make_row_ids(ex, saved));
+    RK_TRY(rk_pass_fork(pass, &ex->stream));
+    RK_TRY(share_offsets(ex, saved, beside));
     plan->capacity = capacity_of(ex, moe);
     rk_moe_exchange_plan_init(plan);
     RK_TRY(rk_pass_alloc_host(pass, &ex->sent, num_ranks, sizeof(*ex->sent)));
     RK_TRY(rk_pass_alloc_host(pass, &ex->received, num_ranks, sizeof(*ex->received)));
     return make_ids(ex, saved, moe->config.num_experts);
+}
+
+/* Transfers are on the pass's stream from here on. */
+static struct rk_status *join(struct exchange *ex)
+{
+    if (ex->stream == ex->pass->stream)
+        return NULL;
+    ex->stream = ex->pass->stream;
+    return rk_pass_join(ex->pass);
 }
 
 static void begin_round(struct exchange *ex, int64_t round)
@@ -137,7 +185,7 @@ static rk_tensor_t of_round(const struct exchange *ex, rk_tensor_t t)
 
 static struct rk_status *move(const struct exchange *ex, rk_tensor_t from, rk_tensor_t to, int32_t peer)
 {
-    struct rk_stream *stream = ex->pass->stream;
+    struct rk_stream *stream = ex->stream;
 
     if (peer == ex->plan.rank)
         return from.shape[0] > 0
@@ -205,22 +253,40 @@ static struct rk_status *unsort(const struct exchange *ex, rk_tensor_t sorted, r
 
 /* Buffers of the forward pass, for the rows of one round. */
 struct round_buffers {
-    rk_tensor_t received, sorted;             /* rows */
-    rk_tensor_t received_probs, sorted_probs; /* columns */
+    rk_tensor_t received, sorted, out, results; /* rows; out: sorted results. Two pairs may be the same */
+    rk_tensor_t received_probs, sorted_probs;   /* columns */
     rk_tensor_t gate_up, activated;
 };
 
-static struct rk_status *make_buffers(const struct exchange *ex, struct round_buffers *buffers)
+/* Buffers that the backward pass needs, too: those of the layer if it keeps rows. */
+static struct rk_status *make_buffers(const struct exchange *ex, const struct rk_moe_saved *saved,
+                                      struct round_buffers *buffers)
 {
     const struct rk_moe *moe = ex->block->own;
     rk_dtype_t dtype = ex->pass->dtype, stat_dtype = ex->pass->stat_dtype;
 
     RK_TRY(make(ex, dtype, moe->hidden_size, &buffers->received));
-    RK_TRY(make(ex, dtype, moe->hidden_size, &buffers->sorted));
     RK_TRY(make(ex, stat_dtype, 1, &buffers->received_probs));
+    RK_TRY(make(ex, dtype, moe->intermediate_size, &buffers->activated));
+    if (moe->keeps_rows) {
+        buffers->sorted = saved->received.x;
+        buffers->sorted_probs = saved->received.probs;
+        buffers->gate_up = saved->gate_up;
+        return NULL;
+    }
+    RK_TRY(make(ex, dtype, moe->hidden_size, &buffers->sorted));
     RK_TRY(make(ex, stat_dtype, 1, &buffers->sorted_probs));
-    RK_TRY(make(ex, dtype, 2 * moe->intermediate_size, &buffers->gate_up));
-    return make(ex, dtype, moe->intermediate_size, &buffers->activated);
+    return make(ex, dtype, 2 * moe->intermediate_size, &buffers->gate_up);
+}
+
+/* Kept rows are not replaced by results. */
+static struct rk_status *make_results(const struct exchange *ex, struct round_buffers *buffers)
+{
+    const struct rk_moe *moe = ex->block->own;
+
+    buffers->out = moe->keeps_rows ? buffers->received : buffers->sorted;
+    buffers->results = buffers->received;
+    return moe->keeps_rows ? make(ex, ex->pass->dtype, moe->hidden_size, &buffers->results) : NULL;
 }
 
 static struct rk_moe_rows rows_of(const struct exchange *ex, const struct round_buffers *buffers)
@@ -232,40 +298,49 @@ static struct rk_moe_rows rows_of(const struct exchange *ex, const struct round_
                                 .gate_up = of_round(ex, buffers->gate_up)};
 }
 
-/* Replaces the received rows by their results. */
+/* Computes the results of the received rows, in their order. */
 static struct rk_status *compute(const struct exchange *ex, const struct round_buffers *buffers)
 {
     struct rk_moe_rows rows = rows_of(ex, buffers);
-    rk_tensor_t x = of_round(ex, buffers->sorted);
 
     if (ex->count == 0)
         return NULL;
     RK_TRY(sort_ids(ex));
     RK_TRY(sort(ex, buffers->received, buffers->sorted));
     RK_TRY(sort(ex, buffers->received_probs, buffers->sorted_probs));
-    RK_TRY(rk_moe_experts_fwd(ex->pass, ex->block->own, &rows, x, of_round(ex, buffers->activated), x));
-    return unsort(ex, buffers->sorted, buffers->received);
+    RK_TRY(rk_moe_experts_fwd(ex->pass, ex->block->own, &rows, of_round(ex, buffers->sorted),
+                              of_round(ex, buffers->activated), of_round(ex, buffers->out)));
+    return unsort(ex, buffers->out, buffers->results);
 }
 
 struct rk_status *rk_moe_exchange_fwd(const struct rk_pass *pass, const struct rk_block *block,
-                                      const struct rk_moe_saved *saved, rk_tensor_t rows)
+                                      struct rk_moe_saved *saved, rk_tensor_t rows,
+                                      const struct rk_moe_beside *beside)
 {
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+    const struct rk_moe *moe = block->own;
     struct round_buffers buffers = {0};
     struct exchange ex;
 
-    RK_TRY(begin(&ex, pass, block, saved));
-    RK_TRY(make_buffers(&ex, &buffers));
+    RK_TRY(begin(&ex, pass, block, saved, beside));
+    RK_TRY(make_buffers(&ex, saved, &buffers));
+    RK_TRY(make_results(&ex, &buffers));
     for (int64_t round = 0; round < ex.plan.num_rounds; round++) {
-        const struct row_pair pairs[] = {{rows, buffers.received},
+        const struct row_pair there[] = {{rows, buffers.received},
                                          {as_column(saved->row_probs), buffers.received_probs},
                                          {ex.row_ids, ex.ids}};
+        const struct row_pair back = {rows, buffers.results};
 
         begin_round(&ex, round);
-        RK_TRY(move_pairs(&ex, pairs, RK_ARRAY_LEN(pairs), false));
+        RK_TRY(move_pairs(&ex, there, RK_ARRAY_LEN(there), false));
+        RK_TRY(join(&ex));
         RK_TRY(compute(&ex, &buffers));
-        RK_TRY(move_pairs(&ex, pairs, 1, true));
+        RK_TRY(move_pairs(&ex, &back, 1, true));
     }
+    if (ex.plan.num_rounds == 0)
+        RK_TRY(join(&ex));
+    saved->offsets_of_all = ex.plan.offsets;
+    saved->has_received = moe->keeps_rows && ex.plan.num_rounds <= 1;
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }
@@ -287,9 +362,22 @@ static struct rk_status *make_buffers_bwd(const struct exchange *ex, struct roun
     return make(ex, ex->pass->stat_dtype, 1, &buffers->dprobs);
 }
 
-/* Replaces the received rows of dy by those of dx, and the received probabilities by their gradients. */
+/* The sorted rows and gate and up, as the forward pass had them. */
+static struct rk_status *compute_again(const struct exchange *ex, const struct round_buffers *buffers)
+{
+    struct rk_moe_rows rows = rows_of(ex, buffers);
+
+    RK_TRY(sort_ids(ex));
+    RK_TRY(sort(ex, buffers->received, buffers->sorted));
+    RK_TRY(sort(ex, buffers->received_probs, buffers->sorted_probs));
+    return rk_moe_experts_fwd(ex->pass, ex->block->own, &rows, of_round(ex, buffers->sorted),
+                              of_round(ex, buffers->activated), (rk_tensor_t){0});
+}
+
+/* Replaces the received rows of dy by those of dx, and computes the gradients of the received
+ * probabilities. */
 static struct rk_status *compute_bwd(const struct exchange *ex, const struct round_buffers *buffers,
-                                     const struct round_buffers_bwd *bwd)
+                                     const struct round_buffers_bwd *bwd, bool has_received)
 {
     struct rk_moe_rows rows = rows_of(ex, buffers);
     const struct rk_moe *moe = ex->block->own;
@@ -298,11 +386,9 @@ static struct rk_status *compute_bwd(const struct exchange *ex, const struct rou
 
     if (ex->count == 0)
         return NULL;
-    RK_TRY(sort_ids(ex));
-    RK_TRY(sort(ex, buffers->received, buffers->sorted));
-    RK_TRY(sort(ex, buffers->received_probs, buffers->sorted_probs));
+    if (!has_received)
+        RK_TRY(compute_again(ex, buffers));
     RK_TRY(sort(ex, bwd->received_dy, bwd->sorted_dy));
-    RK_TRY(rk_moe_experts_fwd(ex->pass, moe, &rows, x, activated, (rk_tensor_t){0}));
     RK_TRY(rk_moe_experts_bwd_down(ex->pass, moe, &rows, dy, activated, dprobs));
     RK_TRY(rk_moe_experts_bwd_up(ex->pass, moe, &rows, x, x));
     RK_TRY(unsort(ex, buffers->sorted, bwd->received_dy));
@@ -310,30 +396,34 @@ static struct rk_status *compute_bwd(const struct exchange *ex, const struct rou
 }
 
 struct rk_status *rk_moe_exchange_bwd(const struct rk_pass *pass, const struct rk_block *block,
-                                      const struct rk_moe_saved *saved, rk_tensor_t x_rows,
-                                      rk_tensor_t dy_rows, rk_tensor_t drow_probs)
+                                      const struct rk_moe_saved *saved,
+                                      const struct rk_moe_exchange_grads *grads,
+                                      const struct rk_moe_beside *beside)
 {
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
     struct round_buffers buffers = {0};
     struct round_buffers_bwd bwd = {0};
     struct exchange ex;
 
-    RK_TRY(begin(&ex, pass, block, saved));
-    RK_TRY(make_buffers(&ex, &buffers));
+    RK_TRY(begin(&ex, pass, block, saved, beside));
+    RK_TRY(make_buffers(&ex, saved, &buffers));
     RK_TRY(make_buffers_bwd(&ex, &bwd));
     for (int64_t round = 0; round < ex.plan.num_rounds; round++) {
-        const struct row_pair there[] = {{x_rows, buffers.received},
-                                         {dy_rows, bwd.received_dy},
+        const struct row_pair there[] = {{grads->dy_rows, bwd.received_dy},
+                                         {grads->x_rows, buffers.received},
                                          {as_column(saved->row_probs), buffers.received_probs},
                                          {ex.row_ids, ex.ids}};
-        const struct row_pair back[] = {{dy_rows, bwd.received_dy},
-                                        {as_column(drow_probs), buffers.received_probs}};
+        const struct row_pair back[] = {{grads->dy_rows, bwd.received_dy},
+                                        {as_column(grads->drow_probs), buffers.received_probs}};
 
         begin_round(&ex, round);
-        RK_TRY(move_pairs(&ex, there, RK_ARRAY_LEN(there), false));
-        RK_TRY(compute_bwd(&ex, &buffers, &bwd));
+        RK_TRY(move_pairs(&ex, there, saved->has_received ? 1 : RK_ARRAY_LEN(there), false));
+        RK_TRY(join(&ex));
+        RK_TRY(compute_bwd(&ex, &buffers, &bwd, saved->has_received));
         RK_TRY(move_pairs(&ex, back, RK_ARRAY_LEN(back), true));
     }
+    if (ex.plan.num_rounds == 0)
+        RK_TRY(join(&ex));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }

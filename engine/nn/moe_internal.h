@@ -26,6 +26,7 @@ struct rk_moe {
     struct rk_expert_weight gate_up, down;
     bool is_by_rows;       /* etp=1 and tp > 1: each tp rank routes its own rows */
     int64_t dispatch_rows; /* ep > 1: rows that a rank receives in a round; 0: the default */
+    bool keeps_rows;       /* ep > 1: the rows of an exchange of one round are kept for the backward pass */
     /* The shared expert, applied to all tokens; intermediate_size 0: none. */
     struct {
         int64_t intermediate_size; /* this rank's part */
@@ -46,6 +47,15 @@ struct rk_moe_saved {
     rk_tensor_t shared_score; /* stat [T, 1]: a logit */
     rk_tensor_t shared_prob;  /* stat [T, 1]: the sigmoid of the score */
     rk_tensor_t shared_gate_up;
+    /* ep > 1: the rows of an exchange, C = dispatch_rows. Only with keeps_rows; then gate_up has C rows. */
+    struct {
+        rk_tensor_t x;             /* [C, hidden_size], sorted by expert */
+        rk_tensor_t probs;         /* stat [C, 1], sorted */
+        rk_tensor_t order, places; /* I32 [C, 1]: the received row that is the i-th sorted, and the inverse */
+        rk_tensor_t offsets;       /* I32 [E + 1] */
+    } received;
+    bool has_received;             /* they hold all rows that this rank received */
+    const int32_t *offsets_of_all; /* in host memory, of all ranks of ep; NULL: not exchanged */
 };
 
 /* Activations of the declaration. */
@@ -60,6 +70,11 @@ enum {
     RK_MOE_SHARED_SCORE,
     RK_MOE_SHARED_PROB,
     RK_MOE_SHARED_GATE_UP,
+    RK_MOE_RECEIVED_X,
+    RK_MOE_RECEIVED_PROBS,
+    RK_MOE_RECEIVED_ORDER,
+    RK_MOE_RECEIVED_PLACES,
+    RK_MOE_RECEIVED_OFFSETS,
     RK_MOE_PROBS, /* of the forward pass from here on */
     RK_MOE_ROWS,
     RK_MOE_ACTIVATED,
@@ -138,14 +153,25 @@ struct rk_status *rk_moe_experts_bwd_up(const struct rk_pass *pass, const struct
                                         rk_tensor_t dx) RK_NODISCARD;
 
 /* --- moe_exchange.c: with ep, the experts of all ranks over the rows of this one. Collective over ep. --- */
-/* Replaces rows [R, hidden_size] of x by their results. */
+/* Work that does not depend on the exchange. It is enqueued on the pass's stream while the first rows are
+ * sent on the side stream, and must not allocate: the exchange takes the memory that follows. */
+struct rk_moe_beside {
+    struct rk_status *(*run)(void *user);
+    void *user;
+};
+/* Replaces rows [R, hidden_size] of x by their results. beside: may be NULL. */
 struct rk_status *rk_moe_exchange_fwd(const struct rk_pass *pass, const struct rk_block *block,
-                                      const struct rk_moe_saved *saved, rk_tensor_t rows) RK_NODISCARD;
+                                      struct rk_moe_saved *saved, rk_tensor_t rows,
+                                      const struct rk_moe_beside *beside) RK_NODISCARD;
 /* Replaces dy_rows by the rows of dx, writes drow_probs stat [R], and accumulates the gradients of this
- * rank's experts. */
+ * rank's experts. x_rows are not read if the rows were kept. */
+struct rk_moe_exchange_grads {
+    rk_tensor_t x_rows, dy_rows, drow_probs;
+};
 struct rk_status *rk_moe_exchange_bwd(const struct rk_pass *pass, const struct rk_block *block,
-                                      const struct rk_moe_saved *saved, rk_tensor_t x_rows,
-                                      rk_tensor_t dy_rows, rk_tensor_t drow_probs) RK_NODISCARD;
+                                      const struct rk_moe_saved *saved,
+                                      const struct rk_moe_exchange_grads *grads,
+                                      const struct rk_moe_beside *beside) RK_NODISCARD;
 
 /* --- moe_shared.c: the shared expert over all tokens, a partial sum over tp --- */
 /* y += shared(x), and saves what backward needs; y none: only the latter. */
@@ -155,5 +181,20 @@ struct rk_status *rk_moe_shared_fwd(const struct rk_pass *pass, const struct rk_
 struct rk_status *rk_moe_shared_bwd(const struct rk_pass *pass, const struct rk_block *block,
                                     const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t dy,
                                     rk_tensor_t dx) RK_NODISCARD;
+
+/* The same in steps, for the work beside an exchange: begin allocates, run does not, end adds the result. */
+struct rk_moe_shared_run {
+    const struct rk_pass *pass;
+    const struct rk_block *block;
+    const struct rk_moe_saved *saved;
+    rk_tensor_t x, dy;                  /* dy: of the backward pass */
+    rk_tensor_t activated, part, dprob; /* of begin */
+};
+struct rk_status *rk_moe_shared_fwd_begin(struct rk_moe_shared_run *run) RK_NODISCARD;
+struct rk_status *rk_moe_shared_fwd_run(void *run) RK_NODISCARD;
+struct rk_status *rk_moe_shared_fwd_end(const struct rk_moe_shared_run *run, rk_tensor_t y) RK_NODISCARD;
+struct rk_status *rk_moe_shared_bwd_begin(struct rk_moe_shared_run *run) RK_NODISCARD;
+struct rk_status *rk_moe_shared_bwd_run(void *run) RK_NODISCARD;
+struct rk_status *rk_moe_shared_bwd_end(const struct rk_moe_shared_run *run, rk_tensor_t dx) RK_NODISCARD;
 
 #endif

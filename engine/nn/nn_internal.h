@@ -158,12 +158,15 @@ struct rk_status *rk_sp_begin_sum(const struct rk_pass *pass, rk_tensor_t rows,
 struct rk_status *rk_sp_sum(const struct rk_pass *pass, rk_tensor_t tokens, rk_tensor_t rows,
                             rk_reduce_op_t op) RK_NODISCARD;
 /* The same two on the side stream, after the work enqueued on the pass's stream so far. Work enqueued on the
- * pass's stream before rk_sp_join overlaps them and may read their inputs. One of them at a time. */
+ * pass's stream before rk_pass_join overlaps them and may read their inputs. One of them at a time. */
 struct rk_status *rk_sp_start_gather(const struct rk_pass *pass, rk_tensor_t rows,
                                      rk_tensor_t *tokens) RK_NODISCARD;
 struct rk_status *rk_sp_start_sum(const struct rk_pass *pass, rk_tensor_t tokens, rk_tensor_t rows,
                                   rk_reduce_op_t op) RK_NODISCARD;
-struct rk_status *rk_sp_join(const struct rk_pass *pass) RK_NODISCARD;
+/* *out: the side stream, made to wait for the pass's stream; without a side stream, the latter. */
+struct rk_status *rk_pass_fork(const struct rk_pass *pass, struct rk_stream **out) RK_NODISCARD;
+/* Makes the pass's stream wait for the side stream. */
+struct rk_status *rk_pass_join(const struct rk_pass *pass) RK_NODISCARD;
 /* This rank's rows of tokens that are the same on all ranks. */
 struct rk_status *rk_sp_keep(const struct rk_pass *pass, rk_tensor_t tokens, rk_tensor_t rows) RK_NODISCARD;
 
@@ -264,7 +267,7 @@ void rk_rope_table(const struct rk_rope_spec *rope, int64_t num_positions, float
 struct rk_block_ops;
 
 #define RK_BLOCK_MAX_CACHES      2
-#define RK_BLOCK_MAX_ACTIVATIONS 24
+#define RK_BLOCK_MAX_ACTIVATIONS 32
 
 /* A tensor of the paged cache: what a block stores per token, in the model's dtype. */
 struct rk_cache_decl {

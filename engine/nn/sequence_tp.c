@@ -51,8 +51,7 @@ struct rk_status *rk_sp_sum(const struct rk_pass *pass, rk_tensor_t tokens, rk_t
     return sum(pass, pass->stream, tokens, rows, op);
 }
 
-/* The side stream, made to wait for the pass's stream; without a side stream, the latter. */
-static struct rk_status *fork_stream(const struct rk_pass *pass, struct rk_stream **out)
+struct rk_status *rk_pass_fork(const struct rk_pass *pass, struct rk_stream **out)
 {
     *out = pass->stream;
     if (!pass->side)
@@ -67,7 +66,7 @@ struct rk_status *rk_sp_start_gather(const struct rk_pass *pass, rk_tensor_t row
     struct rk_stream *stream;
 
     RK_TRY(rk_sp_begin_sum(pass, rows, tokens));
-    RK_TRY(fork_stream(pass, &stream));
+    RK_TRY(rk_pass_fork(pass, &stream));
     return gather(pass, stream, rows, *tokens);
 }
 
@@ -76,11 +75,11 @@ struct rk_status *rk_sp_start_sum(const struct rk_pass *pass, rk_tensor_t tokens
 {
     struct rk_stream *stream;
 
-    RK_TRY(fork_stream(pass, &stream));
+    RK_TRY(rk_pass_fork(pass, &stream));
     return sum(pass, stream, tokens, rows, op);
 }
 
-struct rk_status *rk_sp_join(const struct rk_pass *pass)
+struct rk_status *rk_pass_join(const struct rk_pass *pass)
 {
     if (!pass->side)
         return NULL;

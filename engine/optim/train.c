@@ -182,7 +182,7 @@ static struct rk_status *open_comm(struct rk_train *train)
 
 static struct rk_status *open_side(struct rk_train *train)
 {
-    RK_TRY(rk_stream_create_urgent(&train->side.stream, train->device, "tp"));
+    RK_TRY(rk_stream_create_urgent(&train->side.stream, train->device, "side"));
     RK_TRY(rk_event_create(&train->side.is_ready, train->device));
     return rk_event_create(&train->side.is_done, train->device);
 }
@@ -251,7 +251,7 @@ struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_
     st = allocate(train, core);
     if (!st && largest_group(&train->shards) > 1)
         st = open_comm(train);
-    if (!st && rk_params_tp_size(&core->params) > 1)
+    if (!st && (rk_params_tp_size(&core->params) > 1 || rk_mesh_axis_size(core->params.mesh, RK_AXIS_EP) > 1))
         st = open_side(train);
     if (!st)
         st = rk_train_copy_masters(train, core, 0, core->params.num_elements);

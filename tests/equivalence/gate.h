@@ -23,7 +23,7 @@ RK_BEGIN_DECLS
 #define RK_GATE_DIFFS_MAX    (2 * RK_GATE_PARAMS_MAX + 16)
 #define RK_GATE_MAX_RANKS    8
 #define RK_GATE_ROUTES_MAX   12 /* layers times experts per token */
-#define RK_GATE_CASES_MAX    64 /* layouts */
+#define RK_GATE_CASES_MAX    80 /* layouts */
 
 struct rk_gate_model {
     const char *name, *config; /* text of a config.json */
@@ -43,6 +43,7 @@ struct rk_gate_layout {
     int32_t tp, cp, dp, pp, vpp; /* 0: 1 */
     int32_t ep, etp;             /* 0: 1, and tp */
     int32_t moe_dispatch_tokens; /* 0: the default */
+    bool moe_keep_dispatched;
     bool sequence_parallel;
     int32_t num_first, num_last; /* layers of these stages; 0: as many as the other stages */
     int32_t num_micro_batches;   /* 0: 1 */

@@ -183,6 +183,7 @@ static struct rk_test_model_spec spec_of(const struct rk_gate_case *test, struct
         .ep = layout->ep,
         .etp = layout->etp,
         .moe_dispatch_tokens = layout->moe_dispatch_tokens,
+        .moe_keep_dispatched = layout->moe_keep_dispatched,
         .pp = layout->pp,
         .vpp = layout->vpp,
         .num_first = layout->num_first,

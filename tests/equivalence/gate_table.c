@@ -76,6 +76,7 @@ const struct rk_gate_layout rk_gate_one_rank = {.name = "one_rank"};
 #define SP                .sequence_parallel = true
 #define MICRO(n)          .num_micro_batches = (n)
 #define ENDS(first, last) .num_first = (first), .num_last = (last)
+#define KEPT(tokens)      .moe_dispatch_tokens = (tokens), .moe_keep_dispatched = true
 
 const struct rk_gate_layout rk_gate_layouts[] = {
     /* Micro-batches and packing. Neither 469 tokens nor the sizes of micro-batches are multiples of 2 or
@@ -151,6 +152,11 @@ const struct rk_gate_layout rk_gate_layouts[] = {
     {"t2c2_m3", "latent_tied", .tp = 2, .cp = 2, MICRO(3)},
     {"t2sc2p2_m2", "latent", .tp = 2, SP, .cp = 2, .pp = 2, MICRO(2)},
     {"t2c2d2_m2", "latent_moe", .tp = 2, .cp = 2, .dp = 2, MICRO(2)},
+    /* Rows of an exchange that are kept for the backward pass, with a shared expert beside it. */
+    {"d4e2_m2_kept", "latent_moe", .dp = 4, .ep = 2, KEPT(200), MICRO(2)},
+    {"t2sd2_etp1_e4_kept_recompute3", "qwen2_moe_value", .tp = 2, SP, .dp = 2, .etp = 1, .ep = 4, KEPT(400),
+     .recompute_num_layers = 3},
+    {"t2sp2d2e2_m2_kept_rounds", "mixtral", .tp = 2, SP, .pp = 2, .dp = 2, .ep = 2, KEPT(11), MICRO(2)},
     {"t2sd2e2_m2_strict", "latent_moe", .tp = 2, SP, .dp = 2, .ep = 2, MICRO(2), .is_strict = true},
 };
 const size_t rk_gate_num_layouts = RK_ARRAY_LEN(rk_gate_layouts);

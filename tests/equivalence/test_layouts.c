@@ -140,6 +140,53 @@ static void test_train_twice_gives_identical_bits(void **state)
     }
 }
 
+/* Goal: the backward pass of kept rows has the bits of the one that exchanges them again, be it that one
+ * round suffices or not, with and without recomputed layers and a shared expert. */
+static void test_kept_rows_give_the_same_bits(void **state)
+{
+    static const struct {
+        const char *model;
+        struct rk_gate_layout layout;
+    } rows[] = {
+        {"latent_moe", {.name = "d4e2", .dp = 4, .ep = 2, .moe_dispatch_tokens = 300}},
+        {"mixtral", {.name = "t2d2e2_rounds", .tp = 2, .dp = 2, .ep = 2, .moe_dispatch_tokens = 9}},
+        {"qwen2_moe_value",
+         {.name = "t2s_etp1_e2_m2_recompute2",
+          .tp = 2,
+          .sequence_parallel = true,
+          .etp = 1,
+          .ep = 2,
+          .moe_dispatch_tokens = 300,
+          .recompute_num_layers = 2,
+          .num_micro_batches = 2}},
+        {"qwen2_moe_value",
+         {.name = "d2e2_recompute1",
+          .dp = 2,
+          .ep = 2,
+          .moe_dispatch_tokens = 400,
+          .recompute_num_layers = 1}},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        struct rk_gate_layout kept = rows[i].layout;
+        struct rk_gate_case both[2];
+        struct rk_gate_outcome *outcomes;
+
+        kept.moe_keep_dispatched = true;
+        for (int k = 0; k < 2; k++)
+            both[k] = (struct rk_gate_case){.layout = k ? &kept : &rows[i].layout,
+                                            .model = rk_gate_find_model(rows[i].model),
+                                            .dtype = RK_DTYPE_BF16};
+        if (!rk_gate_has_ranks(both[0].layout))
+            continue;
+        outcomes = rk_gate_run(both, 2);
+        if (memcmp(&outcomes[0], &outcomes[1], sizeof(outcomes[0])) != 0)
+            fail_msg("%s: other bits with kept rows", rk_gate_label(&both[0]));
+        rk_gate_outcomes_free(outcomes, 2);
+    }
+}
+
 /* Goal: in strict numerics the outputs are bit-identical on all layouts with the same tp: work divided by
  * tokens, chunks or layers is computed by row, and sums over tp are in rank order. */
 static void test_strict_outputs_have_the_bits_of_tp_alone(void **state)
@@ -195,6 +242,7 @@ int main(void)
         cmocka_unit_test(test_sample_of_layouts_equals_one_rank),
         cmocka_unit_test(test_gradient_without_a_sum_is_detected),
         cmocka_unit_test(test_train_twice_gives_identical_bits),
+        cmocka_unit_test(test_kept_rows_give_the_same_bits),
         cmocka_unit_test(test_strict_outputs_have_the_bits_of_tp_alone),
     };
 

@@ -51,6 +51,7 @@ struct rk_status *rk_test_model_open(struct rk_test_model *out, const struct rk_
         .layout = {.sequence_parallel = spec->sequence_parallel,
                    .vpp = spec->vpp,
                    .moe_dispatch_tokens = spec->moe_dispatch_tokens,
+                   .moe_keep_dispatched = spec->moe_keep_dispatched,
                    .num_layers_in_first_pipeline_stage = spec->num_first,
                    .num_layers_in_last_pipeline_stage = spec->num_last},
     };

@@ -21,6 +21,7 @@ struct rk_test_model_spec {
     int32_t tp, cp, dp, pp;      /* 0: 1 */
     int32_t ep, etp;             /* 0: 1, tp */
     int32_t moe_dispatch_tokens; /* 0: the default */
+    bool moe_keep_dispatched;
     int32_t vpp;                 /* chunks of a stage; 0: 1 */
     int32_t num_first, num_last; /* layers of the first and of the last stage; 0: as many as the other
                                   * stages */

@@ -82,8 +82,9 @@ struct plan_case {
     int32_t seq_len; /* length of the shortest sequences that the plan allows; 0: 1 */
     /* With a pipeline there is no rollout, which cannot share its weights. 0: 1. */
     int32_t pp, vpp;
-    int32_t num_first, num_last; /* layers of the first and last stage; 0: as many as the others */
-    bool is_cpu_only;
+    int32_t num_first, num_last;     /* layers of the first and last stage; 0: as many as the others */
+    int32_t ep, moe_dispatch_tokens; /* with ep there is no rollout either; 0: 1, and the default */
+    bool moe_keep_dispatched, is_cpu_only;
     /* Steps of few sequences with long parts of prompts need more than the steps that are run for the peak.
      */
     bool plans_other_steps;
@@ -130,6 +131,25 @@ static const struct plan_case cases[] = {
      .recompute_num_layers = 1,
      .sequence_parallel = true,
      .plans_other_steps = true},
+    {.label = "latent dp=2 ep=2", .config = LATENT("24"), .dp = 2, F32_3_STEPS, .ep = 2},
+    {.label = "latent bf16 dp=2 ep=2, kept rows",
+     .config = LATENT("24"),
+     .dp = 2,
+     BF16_3_STEPS,
+     .ep = 2,
+     .moe_dispatch_tokens = 50,
+     .moe_keep_dispatched = true},
+    {.label = "latent tp=2 sp dp=2 ep=2 strict, kept rows, recompute",
+     .config = LATENT("24"),
+     .tp = 2,
+     .dp = 2,
+     STRICT,
+     F32_3_STEPS,
+     .recompute_num_layers = 2,
+     .sequence_parallel = true,
+     .ep = 2,
+     .moe_dispatch_tokens = 1000,
+     .moe_keep_dispatched = true},
     {.label = "llama", .config = CONFIG("llama", "false"), F32_3_STEPS},
     {.label = "llama strict", .config = CONFIG("llama", "false"), STRICT, F32_3_STEPS},
     {.label = "llama, few blocks", .config = CONFIG("llama", "true"), F32_3_STEPS, .num_blocks = 7},
@@ -300,6 +320,11 @@ static bool has_stages(const struct plan_case *row)
     return row->pp > 1;
 }
 
+static bool generates(const struct plan_case *row)
+{
+    return !has_stages(row) && row->ep <= 1;
+}
+
 static struct rk_status *make_plans(struct roles *roles, struct rk_comm_world *world,
                                     const struct rk_optim_config *optim,
                                     const struct rk_rollout_config *rollout)
@@ -315,7 +340,7 @@ static struct rk_status *make_plans(struct roles *roles, struct rk_comm_world *w
 
     rk_model_describe(roles->test.model, &desc.model);
     RK_TRY(rk_memory_plan_make(&roles->actor_plan, &desc));
-    if (has_stages(roles->row))
+    if (!generates(roles->row))
         return NULL;
     desc.optim = NULL;
     desc.rollout = rollout;
@@ -336,6 +361,9 @@ static struct rk_status *open_roles(struct roles *roles, struct rk_comm_world *w
         .tp = row->tp,
         .cp = row->cp,
         .dp = row->dp,
+        .ep = row->ep,
+        .moe_dispatch_tokens = row->moe_dispatch_tokens,
+        .moe_keep_dispatched = row->moe_keep_dispatched,
         .sequence_parallel = row->sequence_parallel,
         .pp = row->pp,
         .vpp = row->vpp,
@@ -360,7 +388,7 @@ static struct rk_status *open_roles(struct roles *roles, struct rk_comm_world *w
     RK_TRY(make_plans(roles, world, &optim, &rollout));
     RK_TRY(rk_train_enable(roles->test.model, &optim));
     RK_TRY(rk_memory_plan_reserve(&roles->actor_plan, roles->test.model));
-    if (has_stages(row))
+    if (!generates(row))
         return NULL;
     RK_TRY(rk_model_create_shared(&roles->sampler, roles->test.model));
     RK_TRY(rk_rollout_create(&roles->rollout, roles->sampler, &rollout));

@@ -68,15 +68,24 @@ static struct rk_status *zero_routers(struct rk_model *model)
     return rk_stream_sync(core->stream);
 }
 
+/* A size of the buffer, 0: the default, and whether its rows are kept. */
+struct buffer_case {
+    const char *label;
+    int32_t dispatch_tokens;
+    bool is_kept;
+};
+
 static int compares_routings(struct rk_comm_world *world, void *user)
 {
+    const struct buffer_case *row = user;
     const struct rk_optim_config optim = rk_test_adamw(1e-2, 0, 0);
     struct rk_test_model_spec spec = {.config = CONFIG(8),
                                       .seed = 5,
                                       .dtype = RK_DTYPE_F32,
                                       .dp = NUM_RANKS,
                                       .ep = NUM_RANKS,
-                                      .moe_dispatch_tokens = *(const int32_t *)user,
+                                      .moe_dispatch_tokens = row->dispatch_tokens,
+                                      .moe_keep_dispatched = row->is_kept,
                                       .world = world};
     struct rk_test_model test;
     size_t spread = 0, gathered = 0;
@@ -96,15 +105,88 @@ static int compares_routings(struct rk_comm_world *world, void *user)
 /* Goal: a pass takes the same memory when all tokens of all ranks go to two experts of one rank. */
 static void test_memory_does_not_depend_on_the_routing(void **state)
 {
-    static const int32_t dispatch_tokens[] = {0, 1, 7, 1000};
+    /* 35 tokens: one round with a usual routing, several with the other one. */
+    static const struct buffer_case rows[] = {
+        {"default", 0, false},
+        {"1 token", 1, false},
+        {"7 tokens", 7, false},
+        {"1000 tokens", 1000, false},
+        {"1 token, kept", 1, true},
+        {"35 tokens, kept", 35, true},
+        {"1000 tokens, kept", 1000, true},
+    };
 
     (void)state;
-    for (size_t i = 0; i < RK_ARRAY_LEN(dispatch_tokens); i++) {
-        char *label = rk_format("moe_dispatch_tokens=%d", dispatch_tokens[i]);
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++)
+        rk_test_run_case(rows[i].label, NUM_RANKS, compares_routings, &rows[i], RUN_TIMEOUT_S);
+}
 
-        rk_test_run_case(label, NUM_RANKS, compares_routings, &dispatch_tokens[i], RUN_TIMEOUT_S);
-        rk_free(label);
+/* --- kept rows --- */
+
+static uint64_t batch_bytes(const struct rk_comm_world *world)
+{
+    struct rk_comm_stats stats;
+
+    rk_comm_world_stats(world, &stats);
+    for (int i = 0; i < RK_COMM_STATS_ROWS; i++) {
+        if (strcmp(stats.rows[i].name, "batch") == 0)
+            return stats.rows[i].bytes;
     }
+    return 0;
+}
+
+/* Bytes that a micro-batch sends to and receives from the ranks of experts. */
+static struct rk_status *measure(struct rk_comm_world *world, const struct buffer_case *row, uint64_t *bytes)
+{
+    const struct rk_optim_config optim = rk_test_adamw(1e-2, 0, 0);
+    struct rk_test_model_spec spec = {.config = CONFIG(8),
+                                      .seed = 5,
+                                      .dtype = RK_DTYPE_F32,
+                                      .dp = NUM_RANKS,
+                                      .ep = NUM_RANKS,
+                                      .moe_dispatch_tokens = row->dispatch_tokens,
+                                      .moe_keep_dispatched = row->is_kept,
+                                      .world = world};
+    struct rk_test_model test;
+    size_t peak_bytes;
+
+    RK_TRY(rk_test_model_open(&test, &spec));
+    RK_TRY(rk_train_enable(test.model, &optim));
+    *bytes = batch_bytes(world);
+    RK_TRY(train(test.model, &peak_bytes));
+    *bytes = batch_bytes(world) - *bytes;
+    rk_test_model_close(&test);
+    return NULL;
+}
+
+/* A row has 32 values of x and a probability, and its expert. Forward: x, probability, expert and the result
+ * travel. Backward: dy, dx and the gradient of the probability do, and unless rows are kept, x, probability
+ * and expert again. */
+static int compares_bytes(struct rk_comm_world *world, void *user)
+{
+    static const struct buffer_case rows[] = {
+        {"again", 96, false}, {"kept", 96, true}, {"again, in rounds", 3, false}, {"rounds", 3, true}};
+    uint64_t bytes[4], num_rows;
+
+    (void)user;
+    for (int i = 0; i < 4; i++)
+        RK_RANK_OK(measure(world, &rows[i], &bytes[i]));
+    num_rows = bytes[1] / (4 * (34 + 32 + 64 + 1));
+    RK_RANK_CHECK(num_rows > 0, "no rows travel");
+    RK_RANK_CHECK(bytes[1] == num_rows * 4 * (34 + 32 + 64 + 1), "%llu bytes with kept rows",
+                  (unsigned long long)bytes[1]);
+    RK_RANK_CHECK(bytes[0] == bytes[1] + num_rows * 4 * 34, "%llu bytes, %llu with kept rows",
+                  (unsigned long long)bytes[0], (unsigned long long)bytes[1]);
+    RK_RANK_CHECK(bytes[2] == bytes[0] && bytes[3] == bytes[0], "%llu and %llu bytes in rounds",
+                  (unsigned long long)bytes[2], (unsigned long long)bytes[3]);
+    return 0;
+}
+
+/* Goal: kept rows do not travel again; if they need several rounds, they do. */
+static void test_kept_rows_are_not_sent_again(void **state)
+{
+    (void)state;
+    rk_test_run_case("bytes", NUM_RANKS, compares_bytes, NULL, RUN_TIMEOUT_S);
 }
 
 /* --- refusals --- */
@@ -112,16 +194,20 @@ static void test_memory_does_not_depend_on_the_routing(void **state)
 struct refusal {
     const char *label, *config;
     int32_t tp, dp, ep, etp;
-    bool sequence_parallel;
+    bool sequence_parallel, is_kept;
     rk_code_t code;
     const char *names; /* in the message */
 };
 
 static const struct refusal refusals[] = {
-    {"experts that ep does not divide", CONFIG(7), 1, 4, 2, 0, false, RK_INVALID_ARGUMENT, "num_experts=7"},
-    {"etp=1 without sequence parallelism", CONFIG(8), 2, 2, 1, 1, false, RK_UNIMPLEMENTED, "etp=1"},
-    {"etp that is neither 1 nor tp", CONFIG(8), 1, 4, 1, 2, true, RK_UNIMPLEMENTED, "etp=2"},
-    {"ep and etp that the ranks do not fill", CONFIG(8), 1, 4, 3, 0, false, RK_INVALID_ARGUMENT, "ep=3"},
+    {"experts that ep does not divide", CONFIG(7), 1, 4, 2, 0, false, false, RK_INVALID_ARGUMENT,
+     "num_experts=7"},
+    {"etp=1 without sequence parallelism", CONFIG(8), 2, 2, 1, 1, false, false, RK_UNIMPLEMENTED, "etp=1"},
+    {"etp that is neither 1 nor tp", CONFIG(8), 1, 4, 1, 2, true, false, RK_UNIMPLEMENTED, "etp=2"},
+    {"ep and etp that the ranks do not fill", CONFIG(8), 1, 4, 3, 0, false, false, RK_INVALID_ARGUMENT,
+     "ep=3"},
+    {"kept rows without a size", CONFIG(8), 1, 4, 2, 0, false, true, RK_INVALID_ARGUMENT,
+     "moe_dispatch_tokens"},
 };
 
 static int is_refused(struct rk_comm_world *world, void *user)
@@ -134,6 +220,7 @@ static int is_refused(struct rk_comm_world *world, void *user)
                                       .ep = row->ep,
                                       .etp = row->etp,
                                       .sequence_parallel = row->sequence_parallel,
+                                      .moe_keep_dispatched = row->is_kept,
                                       .world = world};
     struct rk_test_model test;
     struct rk_status *st = rk_test_model_open(&test, &spec);
@@ -177,6 +264,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memory_does_not_depend_on_the_routing),
+        cmocka_unit_test(test_kept_rows_are_not_sent_again),
         cmocka_unit_test(test_mesh_that_does_not_fit_is_refused),
         cmocka_unit_test(test_rollout_with_ep_is_refused),
     };
