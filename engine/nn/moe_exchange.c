@@ -7,8 +7,10 @@
  *
  * The first rows travel on the side stream, beside work that does not depend on them.
  *
- * The result of a token does not depend on the number of rounds. The gradients of the experts' weights are
- * added once per round. */
+ * The result of a token does not depend on the number of rounds. The gradients of an expert's weights are
+ * added once per round in which it has rows: one, unless it has more rows than a buffer. A kernel adds the
+ * sum of its rows, a chain in registers that begins at 0, to the gradient; a chain over several calls would
+ * have to begin with the sum so far, which costs the kernels more than it is worth for such experts. */
 #include "engine/nn/moe_exchange_plan.h"
 #include "engine/nn/moe_internal.h"
 

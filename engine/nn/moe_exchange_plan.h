@@ -2,8 +2,10 @@
  *
  * Every rank has rows sorted by expert. The experts are spread evenly over the ranks, in ascending order. The
  * rows that a rank is to receive form one list, sorted by expert and within one expert by sending rank; each
- * round takes the next `capacity` rows of it. The rows that one rank sends to another in a round are
- * therefore contiguous, and the order of an expert's rows does not depend on the capacity. All ranks compute
+ * round takes the next `capacity` rows of it, or fewer, so that only experts with more rows than that are
+ * split over rounds: the weight gradients of all others have the bits of one round. The rows that one rank
+ * sends to another in a round are therefore contiguous, and the order of an expert's rows does not depend on
+ * the capacity. All ranks compute
  * the same rounds from the offsets of all ranks. */
 #ifndef RK_MOE_EXCHANGE_PLAN_H
 #define RK_MOE_EXCHANGE_PLAN_H

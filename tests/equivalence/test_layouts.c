@@ -187,6 +187,29 @@ static void test_kept_rows_give_the_same_bits(void **state)
     }
 }
 
+/* Goal: rounds give the bits of one round, in the gradients of the experts' weights, too, if no expert has
+ * more rows than the buffer. Here a rank has about 470 rows of four experts and takes 340. */
+static void test_rounds_have_the_bits_of_one_round(void **state)
+{
+    static const struct rk_gate_layout layouts[] = {
+        {.name = "d2e2_m1_one_round", .dp = 2, .ep = 2, .moe_dispatch_tokens = 1000},
+        {.name = "d2e2_m1_rounds", .dp = 2, .ep = 2, .moe_dispatch_tokens = 170},
+    };
+    const struct rk_gate_model *model = rk_gate_find_model("latent_moe");
+    const rk_dtype_t dtypes[] = {RK_DTYPE_F32, RK_DTYPE_BF16};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(dtypes) && rk_gate_has_ranks(&layouts[0]); i++) {
+        const struct rk_gate_case both[] = {{.layout = &layouts[0], .model = model, .dtype = dtypes[i]},
+                                            {.layout = &layouts[1], .model = model, .dtype = dtypes[i]}};
+        struct rk_gate_outcome *outcomes = rk_gate_run(both, 2);
+
+        if (memcmp(&outcomes[0], &outcomes[1], sizeof(outcomes[0])) != 0)
+            fail_msg("%s: other bits than one round", rk_gate_label(&both[1]));
+        rk_gate_outcomes_free(outcomes, 2);
+    }
+}
+
 /* Goal: in strict numerics the outputs are bit-identical on all layouts with the same tp: work divided by
  * tokens, chunks or layers is computed by row, and sums over tp are in rank order. */
 static void test_strict_outputs_have_the_bits_of_tp_alone(void **state)
@@ -243,6 +266,7 @@ int main(void)
         cmocka_unit_test(test_gradient_without_a_sum_is_detected),
         cmocka_unit_test(test_train_twice_gives_identical_bits),
         cmocka_unit_test(test_kept_rows_give_the_same_bits),
+        cmocka_unit_test(test_rounds_have_the_bits_of_one_round),
         cmocka_unit_test(test_strict_outputs_have_the_bits_of_tp_alone),
     };
 

@@ -24,6 +24,7 @@ static const struct exchange_case cases[] = {
     {"two ranks, enough room", 2, 4, 400, 9, -1},
     {"two ranks, rounds of seven", 2, 4, 7, 9, -1},
     {"four ranks, rounds of 16", 4, 3, 16, 6, -1},
+    {"four ranks, an expert or two a round", 4, 3, 25, 6, -1},
     {"four ranks, all on one expert", 4, 2, 5, 20, 5},
     {"no rows", 2, 2, 8, 0, -1},
 };
@@ -110,6 +111,36 @@ static void check_round(const struct rk_moe_exchange_plan *plan, const struct or
     assert_int_equal(done, count);
 }
 
+/* Whether a round has rows of an expert. */
+static bool has_rows(const struct rk_moe_exchange_plan *plan, const struct origin *arrived, int64_t count,
+                     int64_t expert)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (expert_of(plan, &arrived[i]) == expert)
+            return true;
+    }
+    return false;
+}
+
+/* Checks that an expert is in as few rounds as possible if its rows fit a buffer: in one. */
+static void check_splits(const struct rk_moe_exchange_plan *plan)
+{
+    int64_t experts = plan->num_ranks * plan->experts_per_rank;
+    struct origin arrived[MAX_ROWS];
+
+    for (int64_t e = plan->rank * plan->experts_per_rank; e < (plan->rank + 1) * plan->experts_per_rank;
+         e++) {
+        int64_t num_rows = 0, num_rounds = 0;
+
+        for (int32_t from = 0; from < plan->num_ranks; from++)
+            num_rows += plan->offsets[from * (experts + 1) + e + 1] - plan->offsets[from * (experts + 1) + e];
+        for (int64_t round = 0; round < plan->num_rounds; round++)
+            num_rounds += has_rows(plan, arrived, receive(arrived, plan, round), e);
+        if (num_rows <= plan->capacity)
+            assert_int_equal(num_rounds, num_rows > 0);
+    }
+}
+
 static void check_rank(const struct rk_moe_exchange_plan *plan)
 {
     struct origin wanted[MAX_ROWS], arrived[MAX_ROWS];
@@ -123,6 +154,7 @@ static void check_rank(const struct rk_moe_exchange_plan *plan)
         done += count;
     }
     assert_int_equal(done, total);
+    check_splits(plan);
 }
 
 static void test_rounds_hand_over_every_row_once_and_in_order(void **state)
@@ -168,10 +200,30 @@ static void test_the_fullest_rank_decides_on_the_rounds(void **state)
     assert_int_equal(rk_moe_exchange_span(&plan, 1, 0, 0).count, 0);
 }
 
+/* 6, 5, 3, 12 and 1 rows, 10 a round: 6; 5 and 3, and 2 of the 12 that no round has room for; 10; 1. */
+static void test_experts_that_fit_a_round_are_not_split(void **state)
+{
+    static const int32_t offsets[6] = {0, 6, 11, 14, 26, 27};
+    static const struct rk_moe_span rounds[] = {{0, 6}, {6, 10}, {16, 10}, {26, 1}};
+    struct rk_moe_exchange_plan plan = {
+        .num_ranks = 1, .experts_per_rank = 5, .capacity = 10, .offsets = offsets};
+
+    (void)state;
+    rk_moe_exchange_plan_init(&plan);
+    assert_int_equal(plan.num_rounds, RK_ARRAY_LEN(rounds));
+    for (int64_t i = 0; i < plan.num_rounds; i++) {
+        struct rk_moe_span span = rk_moe_exchange_span(&plan, 0, 0, i);
+
+        assert_int_equal(span.begin, rounds[i].begin);
+        assert_int_equal(span.count, rounds[i].count);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rounds_hand_over_every_row_once_and_in_order),
+        cmocka_unit_test(test_experts_that_fit_a_round_are_not_split),
         cmocka_unit_test(test_the_fullest_rank_decides_on_the_rounds),
     };
 
