@@ -63,7 +63,7 @@ struct rk_reshard_plan {
     struct rk_reshard_move *moves;
     int64_t num_moves;
     int32_t num_rounds;                     /* the same on all ranks */
-    int64_t send_bytes_max, recv_bytes_max; /* maximum over this rank's rounds */
+    int64_t send_bytes_max, recv_bytes_max; /* maximum over the rounds and ranks: sizes of their buffers */
     struct rk_reshard_traffic mine;
     uint64_t moved_bytes; /* between ranks, in the whole plan */
     uint64_t hash;        /* of the whole plan: equal on all ranks exactly for equal layouts and tables */

@@ -229,12 +229,32 @@ static struct rk_status *describe_roles(struct planning *plan)
     return NULL;
 }
 
+/* The engine's default buffer holds twice the rows of a rank. */
+static void describe_experts(struct planning *plan)
+{
+    const struct rk_dry_run_role *actor = &plan->report.roles[0];
+    struct rk_job_micro micro = rk_job_actor_micro(plan->job);
+    int32_t tp = rk_mesh_axis_size(actor->mesh, RK_AXIS_TP),
+            etp = rk_mesh_axis_size(actor->mesh, RK_AXIS_ETP);
+    struct rk_dry_run_experts *experts = &plan->report.experts;
+
+    if (rk_mesh_axis_size(actor->mesh, RK_AXIS_EP) == 1 || actor->estimate.num_experts == 0)
+        return;
+    experts->num_tokens = rk_job_micro_tokens(plan->job, &micro, rk_mesh_axis_size(actor->mesh, RK_AXIS_CP));
+    if (etp < tp)
+        experts->num_tokens = (experts->num_tokens + tp - 1) / tp;
+    experts->dispatch_tokens =
+        rk_job_int_or(plan->job, RK_JOB_ACTOR RK_KNOB_DISPATCH_TOKENS, 2 * experts->num_tokens);
+    experts->keeps_rows = rk_config_bool(plan->job, RK_JOB_ACTOR RK_KNOB_KEEP_DISPATCHED);
+}
+
 static struct rk_status *describe_update(struct planning *plan)
 {
     struct rk_dry_run_report *report = &plan->report;
     struct rk_plan update;
 
     RK_TRY(rk_flow_longest_plan(&update, &plan->flow));
+    describe_experts(plan);
     report->num_mini = update.num_mini;
     report->num_micro = update.num_mini > 0 ? update.mini[0].num_micro : 0;
     report->seqlen = rk_job_longest(plan->job);

@@ -21,6 +21,13 @@ struct rk_dry_run_role {
     struct rk_json *groups; /* owned; of its first rank: ranks of each kind of communicator */
 };
 
+/* How the ranks of the actor share the experts of a layer. */
+struct rk_dry_run_experts {
+    int64_t num_tokens;      /* that a rank routes in the largest micro-batch; 0: they do not share any */
+    int64_t dispatch_tokens; /* that a rank's experts take in a round */
+    bool keeps_rows;         /* for the backward pass */
+};
+
 /* A schedule, simulated with the estimate's costs. */
 struct rk_plan_schedule {
     struct rk_pipeline_schedule schedule;
@@ -41,6 +48,7 @@ struct rk_dry_run_report {
     int64_t num_roles;
     struct rk_dry_run_role roles[RK_LIMIT_ROLES]; /* the actor first */
     struct rk_plan_schedule update, forward;      /* of the actor */
+    struct rk_dry_run_experts experts;            /* likewise */
     struct rk_json *memory; /* owned; content of memory_plan.json; NULL: there is none */
     struct rk_str memory_table;
 };

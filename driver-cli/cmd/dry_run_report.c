@@ -197,6 +197,33 @@ static void format_update(struct rk_str *out, const struct rk_dry_run_report *re
                    update->live_max, update->timeline->vpp > 1 ? ", one chunk each," : "");
 }
 
+static int64_t experts_per_rank(const struct rk_dry_run_role *role)
+{
+    return role->estimate.num_experts / rk_mesh_axis_size(role->mesh, RK_AXIS_EP);
+}
+
+/* Rows that a rank's experts take in a round, of those that they receive if all experts have equally many. */
+static double imbalance(const struct rk_dry_run_experts *experts)
+{
+    return (double)experts->dispatch_tokens / (double)experts->num_tokens;
+}
+
+static void format_experts(struct rk_str *out, const struct rk_dry_run_report *report)
+{
+    const struct rk_dry_run_experts *experts = &report->experts;
+    const struct rk_dry_run_role *actor = actor_of(report);
+
+    if (experts->num_tokens == 0)
+        return;
+    rk_str_appendf(out,
+                   "\nexperts of the actor: %" PRId64 " of %" PRId64 " on each rank, %" PRId64 " per token\n"
+                   "rows in a round: those of %" PRId64 " tokens, %.2f times the %" PRId64
+                   " of even routing%s; more take further rounds in the same memory\n",
+                   experts_per_rank(actor), actor->estimate.num_experts, actor->estimate.num_experts_per_tok,
+                   experts->dispatch_tokens, imbalance(experts), experts->num_tokens,
+                   experts->keeps_rows ? ", kept for each layer" : "");
+}
+
 static void format_rate(struct rk_str *out, const char *what, double tokens,
                         const struct rk_dry_run_report *report)
 {
@@ -222,15 +249,17 @@ static void format_rates(struct rk_str *out, const struct rk_dry_run_report *rep
         out,
         "assumed: %.0f TFLOP/s peak and %.0f%% of it on each rank, %.3g operations per token in the update "
         "and %.3g in\nlog-probs, all sequences of %" PRId64
-        " tokens, no transfer times; generation is not included, it is bound by memory\n",
+        " tokens, no transfer times%s; generation is not included, it is bound by memory\n",
         report->peak_flops / 1e12, 100 * report->mfu, rk_estimate_train(&actor->estimate, actor->recomputes),
-        rk_estimate_forward(&actor->estimate), report->seqlen);
+        rk_estimate_forward(&actor->estimate), report->seqlen,
+        report->experts.num_tokens > 0 ? ", even routing to experts" : "");
 }
 
 void rk_dry_run_report_format(const struct rk_dry_run_report *report, struct rk_str *out)
 {
     format_roles(out, report);
     format_update(out, report);
+    format_experts(out, report);
     rk_str_append(out, "\n");
     rk_str_append(out, rk_str_text(&report->memory_table));
     if (report->is_device_assumed)
@@ -269,7 +298,7 @@ static struct rk_json *stages_json(const struct rk_pipeline *pipeline)
 
 static struct rk_json *role_json(const struct rk_dry_run_role *role)
 {
-    static const rk_axis_t axes[] = {RK_AXIS_TP, RK_AXIS_CP, RK_AXIS_DP, RK_AXIS_PP};
+    static const rk_axis_t axes[] = {RK_AXIS_TP, RK_AXIS_CP, RK_AXIS_DP, RK_AXIS_PP, RK_AXIS_EP, RK_AXIS_ETP};
     struct rk_json *object = rk_json_new_object();
 
     rk_json_set(object, "role", rk_json_new_string(role->role->name));
@@ -297,6 +326,25 @@ static struct rk_json *update_json(const struct rk_dry_run_report *report)
     rk_json_set(object, "vpp", rk_json_new_int(update->timeline->vpp));
     rk_json_set(object, "bubble", rk_json_new_real(update->timeline->bubble));
     rk_json_set(object, "max_live_chunks", rk_json_new_int(update->live_max));
+    return object;
+}
+
+static struct rk_json *experts_json(const struct rk_dry_run_report *report)
+{
+    const struct rk_dry_run_experts *experts = &report->experts;
+    const struct rk_dry_run_role *actor = actor_of(report);
+    struct rk_json *object;
+
+    if (experts->num_tokens == 0)
+        return rk_json_new_null();
+    object = rk_json_new_object();
+    rk_json_set(object, "num_experts", rk_json_new_int(actor->estimate.num_experts));
+    rk_json_set(object, "experts_per_rank", rk_json_new_int(experts_per_rank(actor)));
+    rk_json_set(object, "num_experts_per_tok", rk_json_new_int(actor->estimate.num_experts_per_tok));
+    rk_json_set(object, "rank_tokens", rk_json_new_int(experts->num_tokens));
+    rk_json_set(object, "dispatch_tokens", rk_json_new_int(experts->dispatch_tokens));
+    rk_json_set(object, "imbalance", rk_json_new_real(imbalance(experts)));
+    rk_json_set(object, "keeps_rows", rk_json_new_bool(experts->keeps_rows));
     return object;
 }
 
@@ -332,6 +380,7 @@ struct rk_json *rk_dry_run_report_json(const struct rk_dry_run_report *report)
     rk_json_set(object, "device_is_assumed", rk_json_new_bool(report->is_device_assumed));
     rk_json_set(object, "roles", roles);
     rk_json_set(object, "update", update_json(report));
+    rk_json_set(object, "experts", experts_json(report));
     rk_json_set(object, "memory", report->memory ? rk_json_clone(report->memory) : rk_json_new_null());
     rk_json_set(object, "rates", rates_json(report));
     return object;

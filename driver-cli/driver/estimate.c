@@ -131,6 +131,8 @@ bool rk_estimate_of(struct rk_estimate *out, const struct rk_json *hf_config, in
     for (int64_t i = 0; i < out->num_layers; i++)
         out->is_sparse[i] = is_sparse_layer(hf_config, i);
     out->head = 2 * hidden * vocab;
+    out->num_experts = num_experts(hf_config);
+    out->num_experts_per_tok = size_at(hf_config, "num_experts_per_tok", 1);
     return true;
 }
 

@@ -16,10 +16,11 @@
  * as many. */
 struct rk_estimate {
     int64_t num_layers;
-    double layer;                           /* GEMMs and causal attention of one layer without experts */
-    double sparse_layer;                    /* of one with experts: those that a token goes to */
-    double head;                            /* logits */
-    bool is_sparse[RK_ESTIMATE_LAYERS_MAX]; /* [num_layers] */
+    double layer;                             /* GEMMs and causal attention of one layer without experts */
+    double sparse_layer;                      /* of one with experts: those that a token goes to */
+    double head;                              /* logits */
+    bool is_sparse[RK_ESTIMATE_LAYERS_MAX];   /* [num_layers] */
+    int64_t num_experts, num_experts_per_tok; /* of a sparse layer; num_experts 0: there is none */
 };
 
 /* Weights that a token meets in the GEMMs of a layer (of its experts, the router and the shared expert only),

@@ -232,14 +232,12 @@ static void send(struct planner *planner, struct rk_reshard_move *move)
     destination->round_received += bytes;
     plan->moved_bytes += (uint64_t)bytes;
     plan->num_rounds = planner->round + 1;
-    if (move->source == planner->desc->rank) {
+    plan->send_bytes_max = RK_MAX(plan->send_bytes_max, source->round_sent);
+    plan->recv_bytes_max = RK_MAX(plan->recv_bytes_max, destination->round_received);
+    if (move->source == planner->desc->rank)
         plan->mine.sent_bytes += (uint64_t)bytes;
-        plan->send_bytes_max = RK_MAX(plan->send_bytes_max, source->round_sent);
-    }
-    if (move->destination == planner->desc->rank) {
+    if (move->destination == planner->desc->rank)
         plan->mine.received_bytes += (uint64_t)bytes;
-        plan->recv_bytes_max = RK_MAX(plan->recv_bytes_max, destination->round_received);
-    }
     append(planner, move);
 }
 

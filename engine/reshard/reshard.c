@@ -146,11 +146,19 @@ static struct rk_status *check_hash(const struct rk_reshard_run *run)
     return NULL;
 }
 
-struct rk_status *rk_reshard_buffers_take(struct rk_reshard_buffers *out, struct rk_step_arena *arena,
-                                          const struct rk_reshard_plan *plan)
+/* All ranks of a mesh have buffers of the same size, so that ranks with equal parts of the model have equal
+ * memory plans. RESOURCE_EXHAUSTED. */
+static struct rk_status *take_buffers_of(struct rk_reshard_run *run, struct rk_step_arena *arena)
 {
-    RK_TRY(rk_step_1d(arena, &out->send, RK_DTYPE_U8, plan->send_bytes_max));
-    RK_TRY(rk_step_1d(arena, &out->recv, RK_DTYPE_U8, plan->recv_bytes_max));
+    const struct rk_reshard_link *link = run->link;
+    const struct rk_reshard_plan *plan = run->plan;
+    struct rk_reshard_buffers *out = &run->buffers;
+    struct rk_mesh_coords coords;
+
+    if (rk_mesh_find_coords(link->source, link->rank, &coords))
+        RK_TRY(rk_step_1d(arena, &out->send, RK_DTYPE_U8, plan->send_bytes_max));
+    if (rk_mesh_find_coords(link->destination, link->rank, &coords))
+        RK_TRY(rk_step_1d(arena, &out->recv, RK_DTYPE_U8, plan->recv_bytes_max));
     RK_TRY(rk_step_1d(arena, &out->fingerprints, RK_DTYPE_I64, 2 * plan->num_parts));
     return rk_step_1d(arena, &out->sums, RK_DTYPE_F64, 4 * plan->num_parts);
 }
@@ -161,7 +169,7 @@ static struct rk_status *take_buffers(struct rk_reshard_run *run)
 
     RK_TRY(rk_stream_sync(run->args->stream));
     rk_step_arena_reset(model->arena);
-    return rk_reshard_buffers_take(&run->buffers, model->arena, run->plan);
+    return take_buffers_of(run, model->arena);
 }
 
 struct rk_status *rk_reshard_take(struct rk_model *model, const struct rk_reshard_link *link,
@@ -179,7 +187,7 @@ struct rk_status *rk_reshard_take(struct rk_model *model, const struct rk_reshar
 
     if (!st) {
         rk_step_arena_reset(model->arena);
-        st = rk_reshard_buffers_take(&run.buffers, model->arena, run.plan);
+        st = take_buffers_of(&run, model->arena);
     }
     rk_reshard_plan_destroy(run.plan);
     return st;

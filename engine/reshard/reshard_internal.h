@@ -26,9 +26,6 @@ struct rk_reshard_buffers {
     rk_tensor_t fingerprints; /* I64 [2 * rows]: of the source, then of the destination */
     rk_tensor_t sums;         /* F64 [4 * rows]: the same in halves, summed over the ranks */
 };
-/* RESOURCE_EXHAUSTED. */
-struct rk_status *rk_reshard_buffers_take(struct rk_reshard_buffers *out, struct rk_step_arena *arena,
-                                          const struct rk_reshard_plan *plan) RK_NODISCARD;
 
 struct rk_reshard_run {
     const struct rk_reshard_args *args;

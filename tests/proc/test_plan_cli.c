@@ -109,6 +109,16 @@ static void test_plan_equals_run_with_a_mesh_of_the_rollout(void **state)
                                                ROLLOUT "ranks=1-3", ROLLOUT "max_num_seqs=8", NULL});
 }
 
+/* Goal: the same for ranks with different experts, whose rollout has a mesh of its own. */
+static void test_plan_equals_run_of_experts(void **state)
+{
+    (void)state;
+    check_against_run(4, (const char *const[]){"actor_rollout_ref.model.hf_config_path=" RK_TEST_SOURCE_DIR
+                                               "/examples/digits/config-moe.json",
+                                               ACTOR TP "1", ACTOR "megatron.expert_model_parallel_size=4",
+                                               ROLLOUT "tensor_model_parallel_size=2", NULL});
+}
+
 /* Goal: the same for pipeline stages, which have different numbers of micro-batches in flight. */
 static void test_plan_equals_run_with_pipelines(void **state)
 {
@@ -245,6 +255,7 @@ int main(void)
         cmocka_unit_test(test_plan_equals_run_of_several_meshes),
         cmocka_unit_test(test_plan_equals_run_with_a_mesh_of_the_rollout),
         cmocka_unit_test(test_plan_equals_run_with_pipelines),
+        cmocka_unit_test(test_plan_equals_run_of_experts),
         cmocka_unit_test(test_plan_shows_layout_and_rates),
         cmocka_unit_test(test_plan_for_a_device_that_is_not_here),
         cmocka_unit_test(test_plan_that_does_not_fit),

@@ -8,25 +8,22 @@
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 
-/* Whether two ranks have equal plans in the mesh: dp and cp cut the batch into equal parts. */
+/* Whether two ranks have equal plans in the mesh: dp and cp cut the batch into equal parts, and ep the
+ * experts. */
 static bool are_alike(const struct rk_mesh *mesh, int32_t a, int32_t b)
 {
     struct rk_mesh_coords of_a, of_b;
     bool has_a = rk_mesh_find_coords(mesh, a, &of_a), has_b = rk_mesh_find_coords(mesh, b, &of_b);
 
     return has_a == has_b && of_a.axis[RK_AXIS_TP] == of_b.axis[RK_AXIS_TP] &&
-           of_a.axis[RK_AXIS_PP] == of_b.axis[RK_AXIS_PP] && of_a.axis[RK_AXIS_EP] == of_b.axis[RK_AXIS_EP] &&
-           of_a.axis[RK_AXIS_ETP] == of_b.axis[RK_AXIS_ETP];
+           of_a.axis[RK_AXIS_PP] == of_b.axis[RK_AXIS_PP] && of_a.axis[RK_AXIS_ETP] == of_b.axis[RK_AXIS_ETP];
 }
 
-/* The first rank with equal plans in the meshes of all roles. The weights that a rank sends and receives for
- * a rollout with its own mesh depend on all of its coordinates. */
+/* The first rank with equal plans in the meshes of all roles. */
 static int32_t find_alike(const struct rk_flow_context *ctx, int32_t rank)
 {
     const struct rk_job_meshes *meshes = &ctx->meshes;
 
-    if (rk_job_meshes_find(meshes, RK_ROLE_ROLLOUT) && rk_job_rollout_has_own_mesh(ctx->job))
-        return rank;
     for (int32_t first = 0; first < rank; first++) {
         bool is_alike = true;
 
