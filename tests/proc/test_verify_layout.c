@@ -17,6 +17,7 @@
 #define PP      ACTOR "megatron.pipeline_model_parallel_size="
 #define VPP     ACTOR "megatron.virtual_pipeline_model_parallel_size="
 #define EP      ACTOR "megatron.expert_model_parallel_size="
+#define REPLAY  ACTOR "megatron.router_replay.mode="
 #define SFT_JOB RK_TEST_SOURCE_DIR "/examples/digits/sft.json"
 #define DPO_JOB RK_TEST_SOURCE_DIR "/examples/digits/dpo.json"
 #define MODEL   "actor_rollout_ref.model.hf_config_path=" RK_TEST_SOURCE_DIR "/examples/digits/"
@@ -203,6 +204,23 @@ static void test_verify_experts_and_latents(void **state)
          69,
          {"critic values", "critic critic/grad_norm", "critic score.weight", "ref ref_log_prob",
           "rollout rollout_log_probs", "actor model.layers.1.mlp.experts.7.down_proj.weight"}},
+        {"experts that the rollout chose, cp 2",
+         TINY_JOB,
+         "--local=2",
+         2,
+         {SMALL, TP "1", ACTOR "megatron.context_parallel_size=2", MODEL "config-moe.json", REPLAY "R3",
+          "actor_rollout_ref.rollout.enable_rollout_routing_replay=true", NULL},
+         "actor cp=2 on 2 ranks",
+         69,
+         {"actor old_log_probs", "actor model.layers.1.mlp.gate.weight"}},
+        {"experts that compute_log_prob chose, pp 2",
+         TINY_JOB,
+         "--local=2",
+         2,
+         {SMALL, TP "1", PP "2", MODEL "config-moe.json", REPLAY "R2", NULL},
+         "actor pp=2 on 2 ranks",
+         69,
+         {"actor old_log_probs", "actor model.layers.1.mlp.gate.weight"}},
         {"latents, tp 2, pp 2, with a critic",
          TINY_JOB,
          "--local=4",

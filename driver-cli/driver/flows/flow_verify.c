@@ -133,6 +133,8 @@ struct rk_status *rk_flow_verify_take(struct rk_flow_context *ctx, const struct 
     RK_TRY(rk_batch_clone(&ctx->batch, from->batch));
     for (const struct rk_flow_output *output = rk_flow_outputs; output->name; output++)
         rk_batch_remove(ctx->batch, output->name);
+    if (rk_job_records_routes(ctx->job))
+        rk_batch_remove(ctx->batch, "routed_experts");
     return rk_flow_sum_rows(ctx, "attention_mask", ctx->prompt_length + ctx->response_length, &ctx->seqlens);
 }
 
