@@ -1,6 +1,6 @@
 /* The experts of tokens, between the column routed_experts [B, S, layers of experts, experts per token] and
  * the passes of the engine. A rollout never computes the last token of a row, whose experts are 0 then;
- * nothing depends on them, and a pass gets the first experts instead. */
+ * nothing depends on them, and a pass gets those of the token before. */
 #include "worker/worker_internal.h"
 
 #include <string.h>
@@ -107,21 +107,34 @@ struct rk_status *rk_rows_replay_routes(struct rk_rows *rows, struct rk_method_c
     return rows->routes.packed ? NULL : rk_method_call_no_memory(call);
 }
 
+/* Experts for a token that has none: those of the token before it in the row, so that no expert gets more
+ * tokens than its share; the first ones if there is none. */
+static void fill_token(uint16_t *out, const struct rk_rows *rows, bool has_before)
+{
+    int64_t per_token = rows->routes.per_token;
+
+    for (int64_t k = 0; k < per_token; k++)
+        out[k] = has_before ? out[k - per_token] : (uint16_t)(k % rows->routes.num_experts_per_tok);
+}
+
 void rk_rows_pack_routes(struct rk_rows *rows, const struct rk_micro_batch *micro)
 {
-    int64_t per_token = rows->routes.per_token, top_k = rows->routes.num_experts_per_tok;
+    int64_t per_token = rows->routes.per_token;
     uint16_t *out = rows->routes.packed;
 
     for (int64_t i = 0; i < micro->num_rows; i++) {
         int64_t row = micro->rows[i], last = last_token(rows, row);
+        bool has_before = false;
 
         for (int64_t c = 0; c <= last; c++) {
+            const uint16_t *routes = routes_at(rows, row, c);
+
             if (!rows->attention_mask[row * rows->seq_columns + c])
                 continue;
-            memcpy(out, routes_at(rows, row, c), (size_t)per_token * sizeof(*out));
-            for (int64_t k = 0; c == last && is_zero(routes_at(rows, row, c), per_token) && k < per_token;
-                 k++)
-                out[k] = (uint16_t)(k % top_k);
+            memcpy(out, routes, (size_t)per_token * sizeof(*out));
+            if (c == last && is_zero(routes, per_token))
+                fill_token(out, rows, has_before);
+            has_before = true;
             out += per_token;
         }
     }

@@ -137,6 +137,34 @@ static void test_filter_batch_is_filled_with_the_oldest_groups(void **state)
     rk_free(dir);
 }
 
+/* Goal: a batch that is put together from several generations has the experts of its rows: in strict numerics
+ * those that training chooses. */
+static void test_filter_keeps_the_experts_of_each_row(void **state)
+{
+    char *dir = new_run_dir();
+    struct rk_json *metrics;
+    struct outcome outcome;
+    struct job job;
+
+    (void)state;
+    open_job(&job, "fmfmmmfmmmmm");
+    outcome = run_in(
+        dir, &job,
+        (const char *const[]){"data.shuffle=false", "trainer.total_training_steps=1", "numerics=strict",
+                              "actor_rollout_ref.model.hf_config_path=" RK_TEST_SOURCE_DIR
+                              "/examples/digits/config-moe.json",
+                              ACTOR "megatron.router_replay.mode=R3", ACTOR "old_log_prob=recompute",
+                              "actor_rollout_ref.rollout.enable_rollout_routing_replay=true", NULL});
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    metrics = read_metrics(dir, 1);
+    assert_true(metric(metrics, "train/num_gen_batches") == 2.0);
+    assert_true(metric(metrics, "training/rollout_routes_diff_tokens") == 0.0);
+    rk_json_free(metrics);
+    close_job(&job);
+    rk_free(dir);
+}
+
 /* Goal: four steps without interruption equal two steps and two more, bit for bit, for every position in the
  * data. */
 static void test_filter_run_goes_on_bit_for_bit(void **state)
@@ -209,6 +237,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_filter_batch_is_filled_with_the_oldest_groups),
+        cmocka_unit_test(test_filter_keeps_the_experts_of_each_row),
         cmocka_unit_test(test_filter_run_goes_on_bit_for_bit),
         cmocka_unit_test(test_filter_without_signal_ends_the_run),
     };

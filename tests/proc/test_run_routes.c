@@ -164,6 +164,27 @@ static void test_run_every_layout_replays_as_one_rank(void **state)
     }
 }
 
+/* Goal: a recording has the column: the recorded calls, of which updates need it, give the same bits again.
+ * The greedy responses of remax do not return it. */
+static void test_recording_of_a_run_keeps_the_routes(void **state)
+{
+    char *record = rk_test_temp_path("routes");
+    char *dir = run_moe("1", (const char *const[]){TP "1", ACTOR MODE "R3", CAPTURE, "--record", record,
+                                                   "algorithm.adv_estimator=remax", NULL});
+    struct outcome outcome = run_rankctl((const char *const[]){"replay", "--output=json", record, NULL});
+    struct rk_json *answer;
+
+    (void)state;
+    assert_exit(&outcome, 0);
+    answer = parse_json(outcome.out);
+    assert_string_equal(rk_json_as_string(rk_json_find(answer, "end"), ""), "all");
+    assert_int_equal(rk_json_count(rk_json_find(answer, "differences")), 0);
+    rk_json_free(answer);
+    outcome_fini(&outcome);
+    rk_free(record);
+    rk_free(dir);
+}
+
 /* Goal: a dense model with replay ends the run before it has memory, with the key. */
 static void test_run_of_dense_model_is_refused(void **state)
 {
@@ -185,6 +206,7 @@ int main(void)
         cmocka_unit_test(test_run_with_one_update_has_the_same_bits_in_all_modes),
         cmocka_unit_test(test_run_with_two_epochs_replays_the_routes_of_the_first),
         cmocka_unit_test(test_run_every_layout_replays_as_one_rank),
+        cmocka_unit_test(test_recording_of_a_run_keeps_the_routes),
         cmocka_unit_test(test_run_of_dense_model_is_refused),
     };
 

@@ -378,9 +378,33 @@ static void test_check_plan_holds_sizes_against_mesh_and_layout(void **state)
     }
 }
 
+/* Goal: a token without experts, the last one of a row that a rollout returned, gets those of the token
+ * before it in the row, or the first ones; rows are packed in the order of the micro-batch. */
+static void test_pack_routes_completes_the_last_token(void **state)
+{
+    static const int64_t mask[] = {0, 1, 1, 1, 0, 0, 1, 0, 1, 1, 1, 1};
+    static const uint16_t column[] = {9, 9, 4, 1, 2, 5, 0, 0, 9, 9, 9, 9, 0, 0, 9, 9, 3, 0, 1, 2, 2, 4, 5, 3};
+    static const uint16_t expected[] = {3, 0, 1, 2, 2, 4, 5, 3, 4, 1, 2, 5, 2, 5, 0, 1};
+    uint32_t order[] = {2, 0, 1};
+    const struct rk_micro_batch micro = {.num_rows = 3, .rows = order};
+    uint16_t packed[RK_ARRAY_LEN(expected)] = {0};
+    struct rk_rows rows = {
+        .num_rows = 3,
+        .seq_columns = 4,
+        .attention_mask = mask,
+        .routes = {.column = column, .per_token = 2, .num_experts_per_tok = 2, .packed = packed},
+    };
+
+    (void)state;
+    rk_rows_pack_routes(&rows, &micro);
+    assert_memory_equal(packed, expected, sizeof(expected));
+    assert_ptr_equal(rows.packed.routed_experts, packed);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pack_routes_completes_the_last_token),
         cmocka_unit_test(test_open_batch_wider_than_the_model_is_refused),
         cmocka_unit_test(test_pack_padding_example_follows_shift_rule),
         cmocka_unit_test(test_pack_with_mask_labels_marked_tokens),
