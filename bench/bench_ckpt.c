@@ -235,7 +235,7 @@ struct rk_status *bench_run_checkpoint(struct bench_ctx *ctx, const struct bench
     bounds[BENCH_CKPT_SAVE] = m.bytes / m.plain_write / 1e9;
     bounds[BENCH_CKPT_LOAD] = m.to_device / 1e9;
     snprintf(result->shape, sizeof(result->shape), "%s weights and AdamW, %.2f GB",
-             ctx->options->is_tiny ? bench_model_tiny.name : bench->model->name, m.bytes / 1e9);
+             bench_shape(ctx, bench->model)->name, m.bytes / 1e9);
     result->measured = m.bytes / seconds[what] / 1e9;
     result->bound = bounds[what];
     if (what == BENCH_CKPT_STALL)
@@ -295,7 +295,7 @@ struct rk_status *bench_run_load_hf(struct bench_ctx *ctx, const struct bench_ca
 
     RK_TRY(measure(&m, ctx, bench, measure_load));
     snprintf(result->shape, sizeof(result->shape), "%s weights, %.2f GB",
-             ctx->options->is_tiny ? bench_model_tiny.name : bench->model->name, m.bytes / 1e9);
+             bench_shape(ctx, bench->model)->name, m.bytes / 1e9);
     result->measured = m.bytes / m.load / 1e9;
     result->bound = m.to_device / 1e9;
     snprintf(result->note, sizeof(result->note),

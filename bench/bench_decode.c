@@ -134,16 +134,15 @@ static void describe(struct bench_result *result, struct bench_ctx *ctx, const s
     const int64_t *dims = bench_dims(ctx, bench);
 
     snprintf(result->shape, sizeof(result->shape), "%s %lld seqs, context %lld, sampling, bf16%s",
-             ctx->options->is_tiny ? bench_model_tiny.name : bench->model->name, (long long)dims[0],
-             (long long)dims[1], bench->is_strict ? " strict" : "");
+             bench_shape(ctx, bench->model)->name, (long long)dims[0], (long long)dims[1],
+             bench->is_strict ? " strict" : "");
 }
 
 /* Cost of one rank: weights and keys are split over all ranks. */
 static struct bench_cost cost_of_rank(const struct bench_ctx *ctx, const struct bench_case *bench)
 {
     const int64_t *dims = bench_dims(ctx, bench);
-    const struct bench_model *shape = ctx->options->is_tiny ? &bench_model_tiny : bench->model;
-    struct bench_cost cost = bench_cost_decode(shape, dims[0], dims[1]);
+    struct bench_cost cost = bench_cost_decode(bench_shape(ctx, bench->model), dims[0], dims[1]);
 
     cost.flops /= ctx->num_ranks;
     cost.bytes /= ctx->num_ranks;

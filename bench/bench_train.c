@@ -17,7 +17,7 @@ static struct rk_status *time_training(double *seconds, struct bench_ctx *ctx, c
 
 static const struct bench_model *shape_of(const struct bench_ctx *ctx, const struct bench_case *bench)
 {
-    return ctx->options->is_tiny ? &bench_model_tiny : bench->model;
+    return bench_shape(ctx, bench->model);
 }
 
 static void describe(struct bench_result *result, struct bench_ctx *ctx, const struct bench_case *bench,
@@ -108,6 +108,16 @@ struct rk_status *bench_run_fwd_bwd(struct bench_ctx *ctx, const struct bench_ca
                             .model = bench->model, .recomputes = true, .training = BENCH_GRADIENTS_ONLY});
 }
 
+struct rk_status *bench_run_fwd_bwd_kept(struct bench_ctx *ctx, const struct bench_case *bench,
+                                         struct bench_result *result)
+{
+    describe(result, ctx, bench, ", no step");
+    return run_training(ctx, bench, result,
+                        &(struct bench_instance_desc){.model = bench->model,
+                                                      .is_strict = bench->is_strict,
+                                                      .training = BENCH_GRADIENTS_ONLY});
+}
+
 /* Lower bound of memory without activations: parameters, gradients, masters and two moments. */
 struct rk_status *bench_run_peak_memory(struct bench_ctx *ctx, const struct bench_case *bench,
                                         struct bench_result *result)
@@ -138,19 +148,34 @@ static void set_overhead(struct bench_result *result, double fast, double strict
     snprintf(result->note, sizeof(result->note), "fast %.3f ms, strict %.3f ms", fast * 1e3, strict * 1e3);
 }
 
-struct rk_status *bench_run_strict_train(struct bench_ctx *ctx, const struct bench_case *bench,
-                                         struct bench_result *result)
+static struct rk_status *compare_strict(struct bench_ctx *ctx, const struct bench_case *bench,
+                                        struct bench_result *result, struct bench_instance_desc desc)
 {
-    struct bench_instance_desc desc = {
-        .model = bench->model, .tp = ctx->num_ranks, .training = BENCH_WITH_OPTIMIZER};
     double fast, strict;
 
-    describe(result, ctx, bench, ", step");
     RK_TRY(time_training(&fast, ctx, bench, &desc));
     desc.is_strict = true;
     RK_TRY(time_training(&strict, ctx, bench, &desc));
     set_overhead(result, fast, strict);
     return NULL;
+}
+
+struct rk_status *bench_run_strict_train(struct bench_ctx *ctx, const struct bench_case *bench,
+                                         struct bench_result *result)
+{
+    describe(result, ctx, bench, ", step");
+    return compare_strict(ctx, bench, result,
+                          (struct bench_instance_desc){
+                              .model = bench->model, .tp = ctx->num_ranks, .training = BENCH_WITH_OPTIMIZER});
+}
+
+struct rk_status *bench_run_strict_fwd_bwd(struct bench_ctx *ctx, const struct bench_case *bench,
+                                           struct bench_result *result)
+{
+    describe(result, ctx, bench, ", no step");
+    return compare_strict(
+        ctx, bench, result,
+        (struct bench_instance_desc){.model = bench->model, .training = BENCH_GRADIENTS_ONLY});
 }
 
 /* --- log-probs --- */

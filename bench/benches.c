@@ -29,13 +29,19 @@
         OP("gemm", "gemm_strict_" #n "x" #k "_m64", BENCH_GBYTES, bench_op_gemm, DIMS(64, n, k),        \
            TINY(4, 16, 32), STRICT)
 /* 128 experts with 512 tokens each (4 in decoding), as in Qwen3-30B-A3B with 8192 tokens (64). */
-#define TRAIN_EXPERTS(n, k)                                                                                  \
-    OP("gemm", "grouped_gemm_" #n "x" #k "_m512", BENCH_TFLOPS, bench_op_grouped_gemm, DIMS(128, 512, n, k), \
-       TINY(3, 8, 16, 32)),                                                                                  \
-        OP("gemm", "grouped_gemm_dx_" #n "x" #k "_m512", BENCH_TFLOPS, bench_op_grouped_gemm_dx,             \
-           DIMS(128, 512, n, k), TINY(3, 8, 16, 32)),                                                        \
-        OP("gemm", "grouped_gemm_wgrad_" #n "x" #k "_m512", BENCH_TFLOPS, bench_op_grouped_gemm_wgrad,       \
-           DIMS(128, 512, n, k), TINY(3, 8, 16, 32))
+#define EXPERTS(a_name, a_op, n, k) \
+    OP("gemm", a_name "_" #n "x" #k "_m512", BENCH_TFLOPS, a_op, DIMS(128, 512, n, k), TINY(3, 8, 16, 32))
+#define TRAIN_EXPERTS(n, k)                                         \
+    EXPERTS("grouped_gemm", bench_op_grouped_gemm, n, k),           \
+        EXPERTS("grouped_gemm_dx", bench_op_grouped_gemm_dx, n, k), \
+        EXPERTS("grouped_gemm_wgrad", bench_op_grouped_gemm_wgrad, n, k)
+/* ... with unequal numbers of tokens; gradients in bf16, or added to others. */
+#define MORE_EXPERTS(n, k)                                                                    \
+    EXPERTS("grouped_gemm_lognormal", bench_op_grouped_gemm_lognormal, n, k),                 \
+        EXPERTS("grouped_gemm_dx_lognormal", bench_op_grouped_gemm_dx_lognormal, n, k),       \
+        EXPERTS("grouped_gemm_wgrad_lognormal", bench_op_grouped_gemm_wgrad_lognormal, n, k), \
+        EXPERTS("grouped_gemm_wgrad_bf16", bench_op_grouped_gemm_wgrad_bf16, n, k),           \
+        EXPERTS("grouped_gemm_wgrad_add", bench_op_grouped_gemm_wgrad_add, n, k)
 #define DECODE_EXPERTS(n, k)                                                                             \
     OP("gemm", "grouped_gemm_" #n "x" #k "_m4", BENCH_GBYTES, bench_op_grouped_gemm, DIMS(128, 4, n, k), \
        TINY(3, 2, 16, 32))
@@ -113,6 +119,8 @@ const struct bench_case bench_cases[] = {
     TRAIN_GEMMS(3584, 18944),
     TRAIN_EXPERTS(1536, 2048),
     TRAIN_EXPERTS(2048, 768),
+    MORE_EXPERTS(1536, 2048),
+    MORE_EXPERTS(2048, 768),
     DECODE_EXPERTS(1536, 2048),
     DECODE_EXPERTS(2048, 768),
     DECODE_GEMMS(2048, 1536),
@@ -206,12 +214,18 @@ const struct bench_case bench_cases[] = {
     MODEL("train", "critic_step_1.5b", BENCH_TOKENS, bench_run_train_value, bench_model_1_5b, BATCH),
     MODEL("train", "dpo_step_1.5b", BENCH_TOKENS, bench_run_dpo, bench_model_1_5b, BATCH),
     MODEL("train", "fwd_bwd_7b", BENCH_TOKENS, bench_run_fwd_bwd, bench_model_7b, BATCH),
+    MODEL("train", "fwd_bwd_30b_a3b_12", BENCH_TOKENS, bench_run_fwd_bwd_kept, bench_model_30b_a3b_12, BATCH),
+    MODEL("train", "fwd_bwd_moonlight", BENCH_TOKENS, bench_run_fwd_bwd_kept, bench_model_moonlight, BATCH),
     MODEL("train", "peak_memory_1.5b", BENCH_GIB, bench_run_peak_memory, bench_model_1_5b, BATCH),
     MODEL("train", "strict_overhead_train", BENCH_PERCENT, bench_run_strict_train, bench_model_1_5b, BATCH),
     MODEL("train", "strict_overhead_train_tp2", BENCH_PERCENT, bench_run_strict_train, bench_model_1_5b,
           BATCH, .num_ranks = 2),
     MODEL("train", "strict_overhead_train_tp4", BENCH_PERCENT, bench_run_strict_train, bench_model_1_5b,
           BATCH, .num_ranks = 4),
+    MODEL("train", "strict_overhead_train_30b_a3b_12", BENCH_PERCENT, bench_run_strict_fwd_bwd,
+          bench_model_30b_a3b_12, BATCH),
+    MODEL("train", "strict_overhead_train_moonlight_12", BENCH_PERCENT, bench_run_strict_fwd_bwd,
+          bench_model_moonlight_12, BATCH),
     MODEL("train", "dp2_scaling_1.5b", BENCH_TIMES, bench_run_dp_scaling, bench_model_1_5b, BATCH,
           .num_ranks = 2),
     MODEL("train", "tp2_speedup_7b", BENCH_TIMES, bench_run_tp_speedup, bench_model_7b, BATCH,
@@ -243,10 +257,18 @@ const struct bench_case bench_cases[] = {
           .num_ranks = 2),
     MODEL("decode", "decode_7b_b64_tp2", BENCH_TOKENS, bench_run_decode, bench_model_7b, DECODE(64),
           .num_ranks = 2),
+    MODEL("decode", "decode_30b_a3b_b64", BENCH_TOKENS, bench_run_decode, bench_model_30b_a3b, DECODE(64)),
+    MODEL("decode", "decode_30b_a3b_b256", BENCH_TOKENS, bench_run_decode, bench_model_30b_a3b, DECODE(256)),
+    MODEL("decode", "decode_moonlight_b64", BENCH_TOKENS, bench_run_decode, bench_model_moonlight,
+          DECODE(64)),
     MODEL("decode", "strict_overhead_decode", BENCH_PERCENT, bench_run_strict_decode, bench_model_1_5b,
           DECODE(64)),
     MODEL("decode", "strict_overhead_decode_7b", BENCH_PERCENT, bench_run_strict_decode, bench_model_7b,
           DECODE(64)),
+    MODEL("decode", "strict_overhead_decode_30b_a3b", BENCH_PERCENT, bench_run_strict_decode,
+          bench_model_30b_a3b, DECODE(64)),
+    MODEL("decode", "strict_overhead_decode_moonlight", BENCH_PERCENT, bench_run_strict_decode,
+          bench_model_moonlight, DECODE(64)),
     MODEL("decode", "strict_overhead_decode_tp2", BENCH_PERCENT, bench_run_strict_decode, bench_model_1_5b,
           DECODE(64), .num_ranks = 2),
     MODEL("decode", "strict_overhead_decode_tp4", BENCH_PERCENT, bench_run_strict_decode, bench_model_1_5b,

@@ -1,4 +1,4 @@
-/* Models in the shapes of Qwen2.5 with random weights, their batches and their costs. */
+/* Instances of models with random weights, and their batches. */
 #include "bench/models.h"
 
 #include <stdio.h>
@@ -6,86 +6,12 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_rng.h"
-#include "base/rk_str.h"
 #include "engine/rk_memory.h"
 
 #define SEED          20240917
 #define MAX_POSITIONS 4096
 
-const struct bench_model bench_model_1_5b = {"1.5B", 1536, 8960, 28, 12, 2, 128, 151936, true};
-const struct bench_model bench_model_7b = {"7B", 3584, 18944, 28, 28, 4, 128, 152064, false};
-/* The shape of Llama 3 8B; biases and epsilon are Qwen2.5's. */
-const struct bench_model bench_model_8b = {"8B", 4096, 14336, 32, 32, 8, 128, 128256, false};
-const struct bench_model bench_model_tiny = {"tiny", 64, 96, 2, 4, 2, 16, 320, true};
-const struct bench_model bench_model_tiny_deep = {"tiny", 64, 96, 8, 4, 2, 16, 320, false};
-
-/* --- costs --- */
-
-double bench_matmul_params(const struct bench_model *model)
-{
-    double h = (double)model->hidden_size, q = (double)(model->num_heads * model->head_dim);
-    double kv = (double)(model->num_kv_heads * model->head_dim);
-    double layer = h * (q + 2 * kv) + q * h + 3 * h * (double)model->intermediate_size;
-
-    return (double)model->num_layers * layer + (double)model->vocab_size * h;
-}
-
-double bench_num_params(const struct bench_model *model)
-{
-    double h = (double)model->hidden_size;
-    double qkv = (double)((model->num_heads + 2 * model->num_kv_heads) * model->head_dim);
-    double vectors = (double)model->num_layers * (2 * h + qkv) + h;
-
-    return bench_matmul_params(model) + vectors +
-           (model->tie_word_embeddings ? 0 : (double)model->vocab_size * h);
-}
-
-struct bench_cost bench_cost_forward(const struct bench_model *model, int64_t num_seqs, int64_t seq_len)
-{
-    double tokens = (double)(num_seqs * seq_len);
-    double heads = (double)(model->num_heads * model->head_dim);
-
-    return (struct bench_cost){
-        .flops = tokens *
-                 (2 * bench_matmul_params(model) + 2 * (double)model->num_layers * heads * (double)seq_len),
-        .items = tokens,
-    };
-}
-
-struct bench_cost bench_cost_train(const struct bench_model *model, int64_t num_seqs, int64_t seq_len)
-{
-    struct bench_cost cost = bench_cost_forward(model, num_seqs, seq_len);
-
-    cost.flops *= 3;
-    return cost;
-}
-
-struct bench_cost bench_cost_decode(const struct bench_model *model, int64_t num_seqs, int64_t context)
-{
-    double n = bench_matmul_params(model), keys = (double)(num_seqs * context);
-    double kv_bytes = 4 * (double)(model->num_layers * model->num_kv_heads * model->head_dim);
-    double heads = (double)(model->num_heads * model->head_dim);
-
-    return (struct bench_cost){
-        .flops = 2 * (double)num_seqs * n + 4 * (double)model->num_layers * heads * keys,
-        .bytes = 2 * n + keys * kv_bytes,
-        .items = (double)num_seqs,
-    };
-}
-
 /* --- instances --- */
-
-static char *config_text(const struct bench_model *m, int64_t max_positions)
-{
-    return rk_format("{\"model_type\": \"qwen2\", \"hidden_size\": %lld, \"intermediate_size\": %lld,"
-                     " \"num_hidden_layers\": %lld, \"num_attention_heads\": %lld,"
-                     " \"num_key_value_heads\": %lld, \"vocab_size\": %lld,"
-                     " \"max_position_embeddings\": %lld, \"rms_norm_eps\": 1e-6, \"rope_theta\": 1000000.0,"
-                     " \"initializer_range\": 0.02, \"tie_word_embeddings\": %s}",
-                     (long long)m->hidden_size, (long long)m->intermediate_size, (long long)m->num_layers,
-                     (long long)m->num_heads, (long long)m->num_kv_heads, (long long)m->vocab_size,
-                     (long long)max_positions, m->tie_word_embeddings ? "true" : "false");
-}
 
 static int32_t num_ranks_of(const struct bench_instance_desc *desc)
 {
@@ -136,7 +62,7 @@ static struct rk_status *planning_init(struct planning *out, struct bench_ctx *c
                                        const struct bench_instance_desc *desc,
                                        const struct bench_model *shape, const struct rk_mesh *mesh)
 {
-    char *text = config_text(shape, desc->max_positions > 0 ? desc->max_positions : MAX_POSITIONS);
+    char *text = bench_model_config(shape, desc->max_positions > 0 ? desc->max_positions : MAX_POSITIONS);
     struct rk_status *st = rk_json_parse(&out->config, text, strlen(text), "config.json", 0);
 
     rk_free(text);
@@ -188,9 +114,9 @@ static struct rk_status *make_model(struct bench_instance *out, struct bench_ctx
 const struct bench_model *bench_instance_shape(const struct bench_ctx *ctx,
                                                const struct bench_instance_desc *desc)
 {
-    if (!ctx->options->is_tiny)
-        return desc->model;
-    return desc->pp > 1 || desc->is_deep ? &bench_model_tiny_deep : &bench_model_tiny;
+    if (ctx->options->is_tiny && (desc->pp > 1 || desc->is_deep))
+        return &bench_model_tiny_deep;
+    return bench_shape(ctx, desc->model);
 }
 
 struct rk_status *bench_instance_open(struct bench_instance *out, struct bench_ctx *ctx,

@@ -1,4 +1,5 @@
-/* Private to bench/: models in the shapes of Qwen2.5, with random weights, and the costs of their passes. */
+/* Private to bench/: models in the shapes of well-known ones, with random weights, and the costs of their
+ * passes. */
 #ifndef RK_BENCH_MODELS_H
 #define RK_BENCH_MODELS_H
 
@@ -6,15 +7,37 @@
 #include "engine/rk_rollout.h"
 #include "engine/rk_train.h"
 
+/* Layers of experts; count 0: none. The first num_dense layers have an MLP instead. */
+struct bench_experts {
+    int64_t count, per_token, intermediate_size, num_shared, num_dense;
+};
+
+/* Latent attention; rank 0: none. head_dim is nope_dim + rope_dim. */
+struct bench_latent {
+    int64_t rank, nope_dim, rope_dim, v_dim;
+};
+
 struct bench_model {
     const char *name;
     int64_t hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim, vocab_size;
     bool tie_word_embeddings;
+    struct bench_experts experts;
+    struct bench_latent latent;
+    const struct bench_model *tiny; /* with --tiny; NULL: bench_model_tiny */
 };
 
-extern const struct bench_model bench_model_1_5b, bench_model_7b, bench_model_8b, bench_model_tiny;
+/* Qwen2.5's, Llama's, Qwen3's and Moonlight's; _12: with 12 layers. */
+extern const struct bench_model bench_model_1_5b, bench_model_7b, bench_model_8b;
+extern const struct bench_model bench_model_30b_a3b, bench_model_30b_a3b_12, bench_model_moonlight,
+    bench_model_moonlight_12;
+extern const struct bench_model bench_model_tiny, bench_model_tiny_moe, bench_model_tiny_latent;
 /* The tiny model, with one layer for each of 8 chunks. */
 extern const struct bench_model bench_model_tiny_deep;
+
+/* The model that is run: differs with --tiny. */
+const struct bench_model *bench_shape(const struct bench_ctx *ctx, const struct bench_model *model);
+/* Its config.json, as text of rk_alloc. */
+char *bench_model_config(const struct bench_model *model, int64_t max_positions);
 
 /* The model of a benchmark. */
 struct bench_instance {
@@ -59,14 +82,17 @@ struct bench_batch {
 void bench_batch_init(struct bench_batch *batch, int32_t num_seqs, int32_t seq_len, int64_t vocab_size);
 void bench_batch_fini(struct bench_batch *batch);
 
-/* Parameters in GEMMs per token, including the output projection, without the embedding. */
+/* Parameters in GEMMs per token, including the output projection, without the embedding. Of experts: those
+ * that a token goes to. */
 double bench_matmul_params(const struct bench_model *model);
 double bench_num_params(const struct bench_model *model);
-/* For num_seqs sequences of seq_len tokens; causal attention counts half (2 N + 2 L h d S per token). */
+/* For num_seqs sequences of seq_len tokens; causal attention counts half (2 N + L a (d_qk + d_v) S per token,
+ * which is 2 N + 2 L h S where keys and values are equally wide). */
 struct bench_cost bench_cost_forward(const struct bench_model *model, int64_t num_seqs, int64_t seq_len);
 /* Three times the forward pass: recomputation does not count. */
 struct bench_cost bench_cost_train(const struct bench_model *model, int64_t num_seqs, int64_t seq_len);
-/* One decode step: reads the weights, and the keys and values of `context` tokens of each sequence. */
+/* One decode step: reads the weights (of the experts that some token goes to), and the cache of `context`
+ * tokens of each sequence. */
 struct bench_cost bench_cost_decode(const struct bench_model *model, int64_t num_seqs, int64_t context);
 
 /* dims of bench_run_collective: bytes, and one of these. */
@@ -91,12 +117,18 @@ struct rk_status *bench_run_values(struct bench_ctx *ctx, const struct bench_cas
                                    struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_fwd_bwd(struct bench_ctx *ctx, const struct bench_case *bench,
                                     struct bench_result *result) RK_NODISCARD;
+/* Without recompute. */
+struct rk_status *bench_run_fwd_bwd_kept(struct bench_ctx *ctx, const struct bench_case *bench,
+                                         struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_peak_memory(struct bench_ctx *ctx, const struct bench_case *bench,
                                         struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_log_prob(struct bench_ctx *ctx, const struct bench_case *bench,
                                      struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_strict_train(struct bench_ctx *ctx, const struct bench_case *bench,
                                          struct bench_result *result) RK_NODISCARD;
+/* The same without an optimizer. */
+struct rk_status *bench_run_strict_fwd_bwd(struct bench_ctx *ctx, const struct bench_case *bench,
+                                           struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_decode(struct bench_ctx *ctx, const struct bench_case *bench,
                                    struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_strict_decode(struct bench_ctx *ctx, const struct bench_case *bench,

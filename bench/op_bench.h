@@ -61,7 +61,9 @@ static inline rk_tensor_t bench_i32(int64_t count)
 }
 
 extern const struct bench_op bench_op_gemm, bench_op_gemm_dx, bench_op_gemm_dw, bench_op_grouped_gemm,
-    bench_op_grouped_gemm_dx, bench_op_grouped_gemm_wgrad;
+    bench_op_grouped_gemm_dx, bench_op_grouped_gemm_wgrad, bench_op_grouped_gemm_lognormal,
+    bench_op_grouped_gemm_dx_lognormal, bench_op_grouped_gemm_wgrad_lognormal,
+    bench_op_grouped_gemm_wgrad_bf16, bench_op_grouped_gemm_wgrad_add;
 extern const struct bench_op bench_op_attn_fwd, bench_op_attn_bwd, bench_op_attn_paged;
 extern const struct bench_op bench_op_attn_mla_fwd, bench_op_attn_mla_bwd;
 extern const struct bench_op bench_op_rmsnorm_fwd, bench_op_rmsnorm_bwd, bench_op_head_norm_fwd,

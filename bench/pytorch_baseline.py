@@ -29,6 +29,20 @@ SHAPES = {
     "7b": dict(hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
                num_key_value_heads=4, vocab_size=152064, tie_word_embeddings=False),
 }
+SPARSE = {
+    "30b_a3b_12": ("Qwen3MoeConfig", dict(
+        hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768, num_hidden_layers=12,
+        num_attention_heads=32, num_key_value_heads=4, head_dim=128, num_experts=128, num_experts_per_tok=8,
+        norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[], vocab_size=151936)),
+    "moonlight": ("DeepseekV3Config", dict(
+        hidden_size=2048, intermediate_size=11264, moe_intermediate_size=1408, num_hidden_layers=27,
+        num_attention_heads=16, num_key_value_heads=16, kv_lora_rank=512, q_lora_rank=None, qk_nope_head_dim=128,
+        qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=64, n_shared_experts=2, num_experts_per_tok=6,
+        first_k_dense_replace=1, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=2.446,
+        vocab_size=163840)),
+}
+TINY_SPARSE = dict(hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=2, num_experts=8,
+                   n_routed_experts=8, num_experts_per_tok=2, vocab_size=320)
 TINY = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
             vocab_size=320, tie_word_embeddings=True)
 WEIGHTS = [(2048, 1536), (1536, 1536), (17920, 1536), (1536, 8960), (4608, 3584), (3584, 3584), (37888, 3584),
@@ -151,6 +165,36 @@ class Bench:
             model = transformers.Qwen2ForCausalLM(config)
         torch.set_default_dtype(before)
         return torch.compile(model) if self.options.strong else model, config
+
+    def sparse_model(self, name):
+        """A model of experts; transformers multiplies by all of them in one grouped GEMM where it can."""
+        family, shape = SPARSE[name]
+        config = getattr(transformers, family)(
+            **{**shape, **(TINY_SPARSE if self.options.tiny else {})}, max_position_embeddings=4096,
+            attn_implementation="sdpa", experts_implementation="grouped_mm")
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        with self.device:
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        torch.set_default_dtype(before)
+        return torch.compile(model) if self.options.strong else model, config
+
+    def train_sparse(self):
+        for size in SPARSE:
+            name = f"fwd_bwd_{size}"
+            if not self.wants(name):
+                continue
+            self.clean()
+            model, config = self.sparse_model(size)
+            model.train()
+            ids, shape = self.batch(config)
+
+            def pass_both():
+                model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+                model.zero_grad(set_to_none=True)
+
+            self.add(name, shape, ids.numel() / self.seconds(pass_both, 2, 3), "tok/s")
+            del model, pass_both
 
     def batch(self, config):
         seqs, length = (2, 12) if self.options.tiny else (4, 2048)
@@ -283,9 +327,10 @@ def main():
         sys.exit(f"pytorch_baseline.py: {missing}; it needs torch and transformers")
     bench = Bench(options)
     torch.manual_seed(1)
-    for group in (bench.gemm, bench.attention, bench.train, bench.dpo, bench.logprob, bench.decode):
+    for group in (bench.gemm, bench.attention, bench.train, bench.train_sparse, bench.dpo, bench.logprob,
+                  bench.decode):
         try:
-            with torch.set_grad_enabled(group in (bench.attention, bench.train, bench.dpo)):
+            with torch.set_grad_enabled(group in (bench.attention, bench.train, bench.train_sparse, bench.dpo)):
                 group()
         except (RuntimeError, ValueError, TypeError) as error:  # continue with the other figures
             print(f"{group.__name__}: {error}", flush=True)
