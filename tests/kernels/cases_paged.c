@@ -193,6 +193,41 @@ static void test_attn_paged_all_cases_have_bits_of_packed(void **state)
     }
 }
 
+/* Goal: the result of a query over latents does not depend on the rest of the call. Method: all tokens in one
+ * call, then each of the last ones as the only new token of its sequence. The longest sequence has several
+ * splits of keys. */
+static void test_attn_paged_latents_same_bits_in_every_call(void **state)
+{
+    struct kt *kt = *state;
+    struct paged_case c = {"latent in calls", {700, 64, 33}, {40, 3, 33}, 64, 4, 1, 576, 0, -512};
+    static const rk_dtype_t dtypes[] = {RK_DTYPE_BF16, RK_DTYPE_F32};
+
+    for (size_t d = 0; d < RK_ARRAY_LEN(dtypes); d++) {
+        struct paged_data data = make_data(kt, &c, dtypes[d]);
+        int32_t ends[NUM_SEQS];
+        rk_tensor_t all;
+
+        assert_ok(rk_attn_paged(kt->stream, &data.paged));
+        all = data.paged.out;
+        for (int32_t r = 0, end = 0; r < NUM_SEQS; r++) {
+            end += c.new_tokens[r];
+            ends[r] = end - 1;
+        }
+        for (int32_t r = 0; r < NUM_SEQS; r++) {
+            int32_t cu_q[2] = {0, 1};
+            struct rk_attn_paged_args one = data.paged;
+
+            one.q = rk_tensor_rows(data.paged.q, ends[r], 1);
+            one.out = kt_zeros_3d(kt, dtypes[d], 1, c.num_heads, 512);
+            one.cu_q = kt_ints(kt, cu_q, 2);
+            one.seq_lens = kt_ints(kt, &c.lengths[r], 1);
+            one.block_table = rk_tensor_rows(data.paged.block_table, r, 1);
+            assert_ok(rk_attn_paged(kt->stream, &one));
+            kt_expect_same_bits(kt, c.label, one.out, rk_tensor_rows(all, ends[r], 1));
+        }
+    }
+}
+
 /* Goal: blocks before the window are not needed. Method: they are removed from the table. */
 static void test_attn_paged_window_without_old_blocks_has_same_bits(void **state)
 {
@@ -376,6 +411,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         kt_test(test_attn_paged_all_cases_have_bits_of_packed),
+        kt_test(test_attn_paged_latents_same_bits_in_every_call),
         kt_test(test_attn_paged_window_without_old_blocks_has_same_bits),
         kt_test(test_kv_write_negative_slot_writes_nothing),
         kt_test(test_kv_write_slot_outside_cache_fails),

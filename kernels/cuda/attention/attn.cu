@@ -29,11 +29,16 @@ bool has_tensor_kernel(const rk_cuda_attn_device &device, rk_dtype_t dtype, int 
     return fwd_bytes > 0 && RK_MAX(fwd_bytes, bwd_bytes) <= device.max_shared_bytes;
 }
 
-/* The same over a cache, for equal widths only. */
-bool has_paged_kernel(const rk_cuda_attn_paged_args *args)
+/* Over a cache. EQUAL: both widths are equal, with kernels for decoding and for prefill. */
+enum paged_kind { PAGED_SIMPLE, PAGED_EQUAL, PAGED_WIDE_KEYS };
+
+paged_kind kind_of(const rk_cuda_attn_paged_args *args)
 {
-    return args->head_dim == args->v_head_dim &&
-           has_tensor_kernel(args->device, args->dtype, args->head_dim, args->v_head_dim);
+    if (!has_tensor_kernel(args->device, args->dtype, args->head_dim, args->v_head_dim))
+        return PAGED_SIMPLE;
+    if (args->head_dim == args->v_head_dim)
+        return PAGED_EQUAL;
+    return args->v_row_stride == args->v_head_dim ? PAGED_WIDE_KEYS : PAGED_SIMPLE;
 }
 
 bool fwd_is_aligned(const rk_cuda_attn_args *args)
@@ -97,26 +102,35 @@ static bool can_copy_cache(const rk_cuda_attn_paged_args *args)
            ATTN_KEY_BLOCK % args->block_size == 0;
 }
 
-cudaError_t rk_cuda_attn_paged(cudaStream_t stream, const struct rk_cuda_attn_paged_args *args)
+static cudaError_t run_equal(cudaStream_t stream, const rk_cuda_attn_paged_args *args)
 {
-    if (args->head_dim > ATTN_MAX_HEAD_DIM || args->v_head_dim > ATTN_MAX_V_HEAD_DIM)
-        return cudaErrorNotSupported;
-    if (args->num_tokens == 0)
-        return cudaSuccess;
-    if (!has_paged_kernel(args))
-        return rk_attn_paged_simple(stream, args);
-    if (!attn_is_aligned(args->q, args->q_stride) || !attn_is_aligned(args->out, args->out_stride) ||
-        !attn_is_aligned(args->k_cache, args->cache_block_stride) ||
-        !attn_is_aligned(args->v_cache, args->cache_block_stride))
-        return cudaErrorMisalignedAddress;
     if (can_copy_cache(args))
         return is_decode(args) ? rk_attn_decode_tma(stream, args) : rk_attn_paged_wgmma(stream, args);
     return is_decode(args) ? rk_attn_decode(stream, args) : rk_attn_paged_mma(stream, args);
 }
 
+cudaError_t rk_cuda_attn_paged(cudaStream_t stream, const struct rk_cuda_attn_paged_args *args)
+{
+    paged_kind kind = kind_of(args);
+
+    if (args->head_dim > ATTN_MAX_HEAD_DIM || args->v_head_dim > ATTN_MAX_V_HEAD_DIM)
+        return cudaErrorNotSupported;
+    if (args->num_tokens == 0)
+        return cudaSuccess;
+    if (kind == PAGED_SIMPLE)
+        return rk_attn_paged_simple(stream, args);
+    if (!attn_is_aligned(args->q, args->q_stride) || !attn_is_aligned(args->out, args->out_stride) ||
+        !attn_is_aligned(args->k_cache, args->cache_block_stride) ||
+        !attn_is_aligned(args->v_cache, args->v_cache_block_stride))
+        return cudaErrorMisalignedAddress;
+    if (kind == PAGED_EQUAL)
+        return run_equal(stream, args);
+    return can_copy_cache(args) ? rk_attn_paged_wgmma(stream, args) : cudaErrorNotSupported;
+}
+
 size_t rk_cuda_attn_paged_workspace_bytes(const struct rk_cuda_attn_paged_args *args)
 {
-    return has_paged_kernel(args) && is_decode(args) ? rk_attn_decode_workspace_bytes(args) : 0;
+    return kind_of(args) == PAGED_EQUAL && is_decode(args) ? rk_attn_decode_workspace_bytes(args) : 0;
 }
 
 size_t rk_cuda_attn_paged_max_workspace_bytes(const struct rk_cuda_attn_paged_args *args)

@@ -184,10 +184,12 @@ cudaError_t rk_attn_decode_tma(cudaStream_t stream, const rk_cuda_attn_paged_arg
     decode_plan plan = rk_attn_decode_plan(args);
     dim3 blocks(plan.num_slots * args->num_kv_heads, plan.num_parts);
     decode_maps maps;
-    cudaError_t err = attn_make_map(&maps.k, args->k_cache, attn_cache_shape(args));
+    cudaError_t err = attn_make_map(&maps.k, args->k_cache,
+                                    attn_cache_shape(args, args->head_dim, args->cache_block_stride));
 
     if (err == cudaSuccess)
-        err = attn_make_map(&maps.v, args->v_cache, attn_cache_shape(args));
+        err = attn_make_map(&maps.v, args->v_cache,
+                            attn_cache_shape(args, args->head_dim, args->cache_block_stride));
     if (err != cudaSuccess)
         return err;
     return attn_for_head_dim<64, 128>(args->head_dim, [=](auto dim) {

@@ -1,5 +1,6 @@
-/* Attention forward by wgmma, packed sequences and paged cache (prefill), head_dim 64 and 128, and packed
- * 192 with v_head_dim 128. Twin of kernels/cpu/attn_varlen.c and attn_paged.c; definition in attn.h.
+/* Attention forward by wgmma, packed sequences and paged cache (prefill), head_dim 64 and 128, and 192 with
+ * v_head_dim 128 (over a cache for any number of queries). Twin of kernels/cpu/attn_varlen.c and
+ * attn_paged.c; definition in attn.h.
  *
  * Work split   One block per SM, which processes tiles of 128 queries of one head, those with the most work
  *              first, alternating in direction from round to round to balance the blocks. Two warpgroups of
@@ -438,15 +439,15 @@ cudaError_t rk_attn_fwd_wgmma(cudaStream_t stream, const rk_cuda_attn_args *args
 
 cudaError_t rk_attn_paged_wgmma(cudaStream_t stream, const rk_cuda_attn_paged_args *args)
 {
-    int hd = args->head_dim, tokens = args->num_tokens;
+    int hd = args->head_dim, vd = args->v_head_dim, tokens = args->num_tokens;
     fwd_params params = {};
     cudaError_t err = attn_make_map(&params.q, args->q,
                                     attn_packed_shape(tokens, args->num_heads, hd, args->q_stride, ROWS));
 
     if (err == cudaSuccess)
-        err = attn_make_map(&params.k, args->k_cache, attn_cache_shape(args));
+        err = attn_make_map(&params.k, args->k_cache, attn_cache_shape(args, hd, args->cache_block_stride));
     if (err == cudaSuccess)
-        err = attn_make_map(&params.v, args->v_cache, attn_cache_shape(args));
+        err = attn_make_map(&params.v, args->v_cache, attn_cache_shape(args, vd, args->v_cache_block_stride));
     if (err != cudaSuccess)
         return err;
     params.num_heads = args->num_heads;
@@ -464,5 +465,5 @@ cudaError_t rk_attn_paged_wgmma(cudaStream_t stream, const rk_cuda_attn_paged_ar
     params.c = args->scale * ATTN_LOG2E;
     params.out = (bf16 *)args->out;
     params.out_stride = args->out_stride;
-    return launch(stream, params, {hd, hd}, args->device.num_sms);
+    return launch(stream, params, {hd, vd}, args->device.num_sms);
 }

@@ -91,7 +91,8 @@ struct rk_status *rk_cuda_limit_attn_varlen_bwd(const void *dev, const struct rk
 
 struct rk_status *rk_cuda_limit_attn_paged(const void *dev, const struct rk_attn_paged_args *args)
 {
-    (void)dev;
+    int64_t block_size = args->k_cache.shape[2];
+
     RK_TRY(check_dtype("attn_paged", args->q));
     RK_TRY(check_widths("attn_paged", args->q, args->out, ATTN_MAX_HEAD_DIM, ATTN_MAX_V_HEAD_DIM));
     RK_TRY(check_scale("attn_paged", args->scale));
@@ -99,6 +100,14 @@ struct rk_status *rk_cuda_limit_attn_paged(const void *dev, const struct rk_attn
         args->k_cache.row_stride != args->v_cache.row_stride)
         return RK_FAIL(RK_UNIMPLEMENTED, "attn_paged: this backend expects equal strides of k_cache and "
                                          "v_cache if their widths are equal");
+    if (device_of(dev).has_sm90a && args->q.dtype == RK_DTYPE_BF16 && args->v_cache.data &&
+        args->q.shape[2] == 192 && args->out.shape[2] == 128 &&
+        (block_size < 8 || block_size > 128 || (block_size & (block_size - 1))))
+        return RK_FAIL(
+            RK_UNIMPLEMENTED,
+            "attn_paged: cache blocks of %lld tokens, for heads of 192 and 128 this backend expects "
+            "8, 16, 32, 64 or 128",
+            (long long)block_size);
     return check_counts("attn_paged", args->q);
 }
 

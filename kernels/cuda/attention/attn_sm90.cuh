@@ -373,12 +373,18 @@ static inline attn_map_shape attn_packed_shape(int num_tokens, int heads, int he
     return {head_dim, num_tokens, heads, 1, stride, head_dim, stride * num_tokens, box_rows};
 }
 
-/* The shape of a paged cache, block by block. */
-static inline attn_map_shape attn_cache_shape(const rk_cuda_attn_paged_args *args)
+/* The shape of a paged cache of keys or values, which are `width` wide, block by block. */
+static inline attn_map_shape attn_cache_shape(const rk_cuda_attn_paged_args *args, int width,
+                                              int64_t block_stride)
 {
-    return {args->head_dim,           args->block_size, args->num_kv_heads,
-            args->num_blocks,         args->head_dim,   (int64_t)args->head_dim * args->block_size,
-            args->cache_block_stride, args->block_size};
+    return {width,
+            args->block_size,
+            args->num_kv_heads,
+            args->num_blocks,
+            width,
+            (int64_t)width * args->block_size,
+            block_stride,
+            args->block_size};
 }
 
 static inline cudaError_t attn_make_map(CUtensorMap *map, const void *base, const attn_map_shape &shape)
