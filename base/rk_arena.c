@@ -6,7 +6,8 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 
-#define ALIGN_BYTES 16
+#define ALIGN_BYTES      16
+#define GROW_UNTIL_BYTES (16 << 10)
 
 struct block {
     struct block *next; /* older block */
@@ -17,7 +18,7 @@ struct block {
 
 struct rk_arena {
     struct block *head; /* the block that allocations come from */
-    size_t block_bytes;
+    size_t block_bytes; /* of the next block */
     size_t limit_bytes; /* 0: none */
     size_t used_bytes;
 };
@@ -54,6 +55,9 @@ static struct block *add_block(struct rk_arena *arena, size_t bytes)
     block->capacity = capacity;
     block->used = 0;
     arena->head = block;
+    /* Most arenas of small blocks hold one message of a few fields; a large message must not need many. */
+    if (arena->block_bytes < GROW_UNTIL_BYTES)
+        arena->block_bytes *= 2;
     return block;
 }
 

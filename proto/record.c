@@ -12,12 +12,18 @@
 
 #include <string.h>
 
-#define SCRATCH_BLOCK_BYTES (8 << 10)
-#define GENERATED_BYTES_MAX 512 /* largest generated struct */
+/* Small enough for malloc's cache of the thread: most messages are small. */
+#define SCRATCH_BLOCK_BYTES 960
 
 _Static_assert(sizeof(rk_dtype_t) == sizeof(int), "enums are copied as int");
 _Static_assert(sizeof(protobuf_c_boolean) == sizeof(int),
                "enums and booleans have one size in generated structs");
+
+/* The linker merges equal literals, so that equal names usually are one. */
+static bool has_name(const struct rk_field *row, const ProtobufCFieldDescriptor *field)
+{
+    return row->name == field->name || strcmp(row->name, field->name) == 0;
+}
 
 bool rk_field_is_repeated(const struct rk_field *field)
 {
@@ -31,10 +37,10 @@ const struct rk_field *rk_record_find_row(const struct rk_record *record,
 {
     size_t place = (size_t)(field - record->descriptor->fields);
 
-    if (place < record->num_fields && strcmp(record->fields[place].name, field->name) == 0)
+    if (place < record->num_fields && has_name(&record->fields[place], field))
         return &record->fields[place];
     for (size_t i = 0; i < record->num_fields; i++) {
-        if (strcmp(record->fields[i].name, field->name) == 0)
+        if (has_name(&record->fields[i], field))
             return &record->fields[i];
     }
     return NULL;
@@ -46,7 +52,7 @@ static const ProtobufCFieldDescriptor *descriptor_of(const struct rk_record *rec
     size_t place = (size_t)(row - record->fields);
     const ProtobufCFieldDescriptor *field = &record->descriptor->fields[place];
 
-    if (place >= record->descriptor->n_fields || strcmp(field->name, row->name) != 0)
+    if (place >= record->descriptor->n_fields || !has_name(row, field))
         field = protobuf_c_message_descriptor_get_field_by_name(record->descriptor, row->name);
     RK_ASSERT(field != NULL);
     RK_ASSERT((field->label == PROTOBUF_C_LABEL_REPEATED) == rk_field_is_repeated(row));
@@ -224,11 +230,16 @@ static struct rk_status *alloc_items(void **out, struct rk_arena *arena, size_t 
 
 static struct rk_status *copy_bytes(void *out, struct rk_arena *arena, const void *data, size_t bytes)
 {
+    static const char empty[1];
+    const void *none = empty;
     void *copy;
 
+    if (bytes == 0) {
+        memcpy(out, &none, sizeof(none));
+        return NULL;
+    }
     RK_TRY(alloc_items(&copy, arena, 1, bytes + 1));
-    if (bytes)
-        memcpy(copy, data, bytes);
+    memcpy(copy, data, bytes);
     memcpy(out, &copy, sizeof(copy));
     return NULL;
 }
@@ -307,20 +318,31 @@ static struct rk_status *load_one(const struct rk_field *row, void *member, cons
     }
 }
 
-/* message NULL: an absent one, with empty strings. */
+/* An absent message: `value` is zero, its texts are empty. */
+static struct rk_status *load_absent(void *value, const struct rk_record *record, struct rk_arena *arena)
+{
+    for (size_t i = 0; i < record->num_fields; i++) {
+        const struct rk_field *row = &record->fields[i];
+        char *member = (char *)value + row->offset;
+
+        if (row->selected_kind)
+            continue;
+        if (row->kind == RK_FIELD_TEXT)
+            RK_TRY(copy_bytes(member, arena, NULL, 0));
+        else if (row->kind == RK_FIELD_BYTES)
+            RK_TRY(copy_bytes(&((struct rk_bytes *)(void *)member)->data, arena, NULL, 0));
+        else if (row->kind == RK_FIELD_RECORD)
+            RK_TRY(load_absent(member, row->record, arena));
+    }
+    return record->check ? record->check(value) : NULL;
+}
+
+/* message NULL: an absent one. */
 static struct rk_status *load(void *value, const struct rk_record *record, const ProtobufCMessage *message,
                               struct rk_arena *arena)
 {
-    union {
-        ProtobufCMessage message;
-        char bytes[GENERATED_BYTES_MAX];
-    } absent;
-
-    if (!message) {
-        RK_ASSERT(record->descriptor->sizeof_message <= sizeof(absent));
-        record->descriptor->message_init(&absent.message);
-        message = &absent.message;
-    }
+    if (!message)
+        return load_absent(value, record, arena);
     for (size_t i = 0; i < record->num_fields; i++) {
         const struct rk_field *row = &record->fields[i];
         const ProtobufCFieldDescriptor *field = descriptor_of(record, row);

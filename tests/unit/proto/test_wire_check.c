@@ -512,8 +512,8 @@ static void test_unpack_message_size_limit(void **state)
 static void test_unpack_into_full_arena_is_resource_exhausted(void **state)
 {
     struct rk_arena *small = rk_arena_create(256, 64);
-    struct rk_cancel_request request = {.reason =
-                                            "a reason that is longer than the whole arena: sixty-four bytes"};
+    struct rk_cancel_request request = {
+        .reason = "a reason that is longer than the whole arena, which has room for 64 bytes"};
     struct rk_cancel_request got;
     struct rk_str packed = {0};
 
