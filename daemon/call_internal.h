@@ -51,7 +51,9 @@ struct rk_call {
     int num_batches; /* in progress */
     bool is_held;    /* deferred: the handler answers later */
     bool has_first_message, has_headers, is_reading, is_sending, is_finished, is_closed;
-    rk_code_t code; /* status with which it was finished */
+    bool has_close;          /* RECV_CLOSE was started; the call is not freed before it has returned */
+    bool closes_with_finish; /* it is part of the batch FINISH */
+    rk_code_t code;          /* status with which it was finished */
 };
 
 struct rk_rpc_metrics;
@@ -81,6 +83,9 @@ void rk_call_destroy(struct rk_call *call);
 /* Which row of rk_metrics.rpcs the call belongs to, and that row. */
 int rk_call_metrics_row(const struct rk_call *call);
 struct rk_rpc_metrics *rk_call_metrics(const struct rk_call *call);
+/* Starts RECV_CLOSE in a batch of its own: the notice that the peer has disconnected. Streams on G when they
+ * arrive, unary calls on L when the answer is deferred; the others get it with their answer, in one batch. */
+void rk_call_watch_close(struct rk_call *call);
 /* Starts a batch whose return is counted; L. */
 void rk_call_start(struct rk_call *call, rk_call_op_kind_t kind, const grpc_op *ops, size_t num_ops);
 

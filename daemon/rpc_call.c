@@ -21,6 +21,7 @@
  * total. */
 #define MAX_MESSAGE_BYTES 2000
 #define RETRY_MS          1000
+#define ARENA_BLOCK_BYTES 960 /* enough for a small call; blocks grow */
 
 void rk_call_destroy(struct rk_call *call)
 {
@@ -43,7 +44,7 @@ struct rk_daemon *rk_call_daemon(const struct rk_call *call)
 struct rk_arena *rk_call_arena(struct rk_call *call)
 {
     if (!call->arena)
-        call->arena = rk_arena_create(16 << 10, 0);
+        call->arena = rk_arena_create(ARENA_BLOCK_BYTES, 0);
     return call->arena;
 }
 
@@ -73,6 +74,21 @@ void rk_call_start(struct rk_call *call, rk_call_op_kind_t kind, const grpc_op *
 
     RK_ASSERT(error == GRPC_CALL_OK);
     call->num_batches++;
+}
+
+static grpc_op close_op(struct rk_call *call)
+{
+    RK_ASSERT(!call->has_close);
+    call->has_close = true;
+    return (grpc_op){.op = GRPC_OP_RECV_CLOSE_ON_SERVER,
+                     .data.recv_close_on_server.cancelled = &call->is_cancelled};
+}
+
+void rk_call_watch_close(struct rk_call *call)
+{
+    const grpc_op op = close_op(call);
+
+    rk_call_start(call, RK_CALL_CLOSE, &op, 1);
 }
 
 int rk_call_metrics_row(const struct rk_call *call)
@@ -197,7 +213,7 @@ static void finish(struct rk_call *call, struct rk_status *st, grpc_byte_buffer 
     grpc_slice text = grpc_slice_from_copied_string(st ? rk_status_message(st = clip(name_reason(st))) : "");
     grpc_metadata details = {.key = grpc_slice_from_static_string(STATUS_DETAILS)};
     struct rk_str packed = {0};
-    grpc_op ops[3];
+    grpc_op ops[4];
     size_t num_ops;
 
     log_end(call, st);
@@ -215,6 +231,9 @@ static void finish(struct rk_call *call, struct rk_status *st, grpc_byte_buffer 
                                                    .trailing_metadata = &details,
                                                    .status = (grpc_status_code)rk_status_code(st),
                                                    .status_details = st ? &text : NULL}};
+    call->closes_with_finish = !call->has_close;
+    if (call->closes_with_finish)
+        ops[num_ops++] = close_op(call);
     call->is_finished = true;
     call->code = rk_status_code(st);
     count(call);
@@ -297,6 +316,7 @@ void rk_call_defer(struct rk_call *call)
 {
     RK_ASSERT(!call->is_held);
     call->is_held = true;
+    rk_call_watch_close(call);
 }
 
 void rk_call_answer(struct rk_call *call, struct rk_status *st, const struct rk_str *reply)
@@ -477,6 +497,7 @@ void rk_call_on_batch(struct rk_loop_event *event)
         break;
     default:
         RK_ASSERT(op->kind == RK_CALL_FINISH);
+        call->is_closed |= call->closes_with_finish;
         break;
     }
     call->num_batches--;

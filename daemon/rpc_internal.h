@@ -3,9 +3,11 @@
  * G takes events from the queue and posts them to L; only chunks of an Execute stream are processed on G
  * itself (rk_rpc_handler.consume). Everything below runs on L unless stated otherwise. Handlers never block.
  *
- * Life of a call: it arrives on G, which arms the next accept, starts RECV_CLOSE (the only notice that a peer
- * has disconnected) and posts it. L checks the token against the metadata before a byte of the body is read,
- * then reads. A call is freed when RECV_CLOSE and every other batch have returned and no reference is left.
+ * Life of a call: it arrives on G, which arms the next accept, starts RECV_CLOSE for a stream (the only
+ * notice that a peer has disconnected) and posts it. L checks the token against the metadata before a byte of
+ * the body is read, then reads. A unary call gets its RECV_CLOSE when its answer is deferred, or in the batch
+ * of the answer: each batch is a round through gRPC. A call is freed when RECV_CLOSE and every other batch
+ * have returned and no reference is left.
  */
 #ifndef RK_RPC_INTERNAL_H
 #define RK_RPC_INTERNAL_H

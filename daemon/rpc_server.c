@@ -92,18 +92,14 @@ static void on_batch_queue(struct rk_server_tag *tag, bool ok)
 static void on_arrive_queue(struct rk_server_tag *tag, bool ok)
 {
     struct rk_call *call = RK_CONTAINER_OF(tag, struct rk_call_op, tag)->call;
-    grpc_op close = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER,
-                     .data.recv_close_on_server.cancelled = &call->is_cancelled};
-    grpc_call_error error;
 
     if (!ok) { /* the server shuts down */
         rk_call_destroy(call);
         return;
     }
     arm(call->server, call->rpc);
-    call->num_batches = 1;
-    error = grpc_call_start_batch(call->core, &close, 1, &call->ops[RK_CALL_CLOSE].tag, NULL);
-    RK_ASSERT(error == GRPC_CALL_OK);
+    if (call->rpc && call->rpc->kind != RK_RPC_UNARY)
+        rk_call_watch_close(call);
     rk_loop_run_here(call->server->config.loop, &tag->event);
 }
 
