@@ -94,10 +94,26 @@ static struct rk_status *check_place(const struct rk_daemon *daemon, const struc
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
                               "%s.%s does not address rank %d, which is not part of its mesh", header->role,
                               header->method, daemon->group.rank);
-    if (!header->two_phase && num_addressed(dispatch) > 1)
+    if (!header->two_phase && !header->brief && num_addressed(dispatch) > 1)
         return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
                               "two_phase=false is allowed only for roles of one rank, '%s' has %d",
                               header->role, num_addressed(dispatch));
+    return NULL;
+}
+
+static struct rk_status *check_brief(const struct rk_execute_header *header, const struct rk_method *method)
+{
+    if (!header->brief)
+        return NULL;
+    if (!(method->flags & RK_MF_ALONE))
+        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                              "brief=true is allowed only for get_mesh_info and memory_report");
+    if (header->two_phase)
+        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                              "brief=true and two_phase=true exclude each other");
+    if (header->seq != 0)
+        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "seq=%" PRIu64 ", expected 0 in a brief call",
+                              header->seq);
     return NULL;
 }
 
@@ -109,6 +125,7 @@ static struct rk_status *check_position(const struct rk_daemon *daemon,
     struct rk_worker_snapshot snapshot;
 
     RK_TRY(rk_method_check_role(method, header->role, header->method));
+    RK_TRY(check_brief(header, *method));
     rk_worker_get_snapshot(daemon->worker, &snapshot);
     if (!snapshot.is_configured)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED",

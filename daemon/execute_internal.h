@@ -54,6 +54,7 @@ struct rk_execute {
     int64_t window_begin_ns; /* BODY: slow senders are cut */
     uint64_t window_bytes;
     bool two_phase, collect;
+    bool is_brief;     /* neither Accepted nor progress is sent, and nothing more is received */
     const char **want; /* columns of the result, NULL-terminated; NULL: all */
     /* still to be sent, in this order */
     bool owes_accepted;

@@ -161,7 +161,8 @@ void rk_operation_commit(struct rk_operation *operation)
     struct rk_daemon *daemon = operation->daemon;
 
     operation->job->call.seq = operation->seq;
-    rk_lease_commit_seq(&daemon->lease, operation->seq);
+    if (operation->seq > 0) /* a brief call has none */
+        rk_lease_commit_seq(&daemon->lease, operation->seq);
     rk_requests_add(&daemon->requests, &operation->request);
     operation->committed_ns = rk_time_now_ns();
     tell_start(operation);

@@ -139,8 +139,9 @@ static void commit(struct rk_execute *execute)
         rk_execute_drop(execute, st);
         return;
     }
-    RK_ASSERT(daemon->pending == execute);
-    daemon->pending = NULL;
+    RK_ASSERT(daemon->pending == execute || execute->is_brief);
+    if (!execute->is_brief)
+        daemon->pending = NULL;
     attach(execute, operation);
     rk_operation_commit(operation);
 }
@@ -150,7 +151,7 @@ static void body_is_complete(struct rk_execute *execute)
     if (rk_call_is_finished(execute->call) || execute->stage != RK_EXECUTE_STAGE_BODY)
         return;
     execute->stage = RK_EXECUTE_STAGE_ACCEPTED;
-    execute->owes_accepted = true;
+    execute->owes_accepted = !execute->is_brief;
     if (!execute->two_phase)
         commit(execute);
     rk_execute_pump(execute);
@@ -168,7 +169,8 @@ static struct rk_status *join(struct rk_execute *execute, struct rk_operation *o
 {
     if (operation->request.state == RK_REQUEST_RUNNING)
         RK_TRY(rk_daemon_check_well(daemon_of(execute)));
-    execute->owes_accepted = execute->is_replayed = true;
+    execute->owes_accepted = !execute->is_brief;
+    execute->is_replayed = true;
     execute->accepted_seq = operation->seq;
     memcpy(execute->plan_hash, operation->plan_hash, sizeof(execute->plan_hash));
     if (operation->request.state == RK_REQUEST_RUNNING)
@@ -203,8 +205,10 @@ static struct rk_status *open_new(struct rk_execute *execute, const struct rk_ex
     struct rk_status *st;
 
     RK_TRY(rk_daemon_check_takes_work(daemon));
-    RK_TRY(claim_pending(execute, header));
-    RK_TRY(rk_lease_check_seq(&daemon->lease, header->seq));
+    if (!execute->is_brief) {
+        RK_TRY(claim_pending(execute, header));
+        RK_TRY(rk_lease_check_seq(&daemon->lease, header->seq));
+    }
     operation = rk_operation_create(daemon);
     operation->epoch = daemon->lease.epoch;
     operation->seq = header->seq;
@@ -223,7 +227,8 @@ static struct rk_status *open_new(struct rk_execute *execute, const struct rk_ex
     execute->accepted_seq = operation->seq;
     memcpy(execute->plan_hash, operation->plan_hash, sizeof(execute->plan_hash));
     execute->window_begin_ns = rk_time_now_ns();
-    daemon->pending = execute;
+    if (!execute->is_brief)
+        daemon->pending = execute;
     return NULL;
 }
 
@@ -263,6 +268,7 @@ static struct rk_status *open_header(struct rk_execute *execute, struct grpc_byt
                                        "header.request_id"),
                     out);
     execute->two_phase = request.header.two_phase;
+    execute->is_brief = request.header.brief;
     execute->collect = request.header.collect;
     copy_want(execute, &request.header);
     rk_execute_digest(&request.header, digest);
@@ -297,7 +303,8 @@ static void on_header(struct rk_call *call, struct grpc_byte_buffer *message)
     if (execute->stage == RK_EXECUTE_STAGE_BODY && execute->upload.total_bytes == 0)
         body_is_complete(execute);
     rk_execute_pump(execute);
-    rk_call_read(call);
+    if (!execute->is_brief)
+        rk_call_read(call);
 }
 
 /* The client has closed its side, which is an error only if a required message is missing. */
@@ -429,7 +436,7 @@ static void note_progress(struct rk_execute *execute)
     execute->progress_done = snapshot.progress_done;
     execute->progress_total = snapshot.progress_total;
     snprintf(execute->progress_phase, sizeof(execute->progress_phase), "%s", snapshot.phase);
-    execute->owes_progress = true;
+    execute->owes_progress = !execute->is_brief;
     rk_execute_pump(execute);
 }
 

@@ -93,6 +93,7 @@ static const struct rk_field execute_header_fields[] = {
     RK_ONE(BOOL, rk_execute_header, "collect", collect),
     RK_MANY(TEXTS, rk_execute_header, "want", want, num_want, LIST, .max_bytes = RK_LIMIT_NAME_BYTES,
             .max_entries = RK_LIMIT_TENSORS),
+    RK_ONE(BOOL, rk_execute_header, "brief", brief),
 };
 static RK_RECORD(record_execute_header, rankd__v1__execute_header__descriptor, rk_execute_header,
                  execute_header_fields, .check = check_execute_header);

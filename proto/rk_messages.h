@@ -256,6 +256,7 @@ struct rk_execute_header {
     bool collect;
     int64_t num_want;
     const char *const *want;
+    bool brief; /* the result is the only message of the daemon; needs no Commit and no seq (RK_MF_ALONE) */
 };
 
 struct rk_tensor_chunk { /* without its data: see proto/rk_stream.h */

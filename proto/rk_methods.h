@@ -34,6 +34,7 @@ enum rk_method_flags {
     RK_MF_MUTATES = 1u << 1,
     RK_MF_PLAN = 1u << 2,
     RK_MF_ANY_STATE = 1u << 3,
+    RK_MF_ALONE = 1u << 4,
 };
 
 typedef enum rk_method_id {

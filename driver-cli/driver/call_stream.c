@@ -3,6 +3,8 @@
  *   to the daemon    header, chunk*, then (when the driver commits) commit, and cancel, and half-close
  *   from the daemon  window*, accepted, progress*, result, chunk*, status
  *
+ * A brief call has one message each way: header and half-close, result and status.
+ *
  * At most one send and one receive are under way. The stream is finished when its status is known and no
  * operation is pending. Messages of the daemon are checked like all external input: a message
  * out of place, a chunk that does not fit or a missing end is this stream's error. */
@@ -17,11 +19,13 @@
 #include "base/rk_hash.h"
 #include "base/rk_time.h"
 
+#define ARENA_BLOCK_BYTES 960 /* enough for a small result; blocks grow */
+
 enum next_send { SEND_CHUNKS, SEND_COMMIT, SEND_CANCEL, SEND_CLOSE, SEND_NOTHING };
 
 struct rk_call_stream {
     struct rk_call_stream_config config;
-    struct rk_tag on_send, on_recv, on_status;
+    struct rk_tag on_send, on_recv, on_status, on_end;
     struct rk_client_stream wire;
     bool has_status;
     int64_t last_event_ns;
@@ -132,6 +136,7 @@ static void on_send(struct rk_tag *tag, bool ok)
 void rk_call_stream_commit(struct rk_call_stream *stream)
 {
     RK_ASSERT(!stream->cancel_reason);
+    RK_ASSERT(!stream->config.is_brief);
     stream->may_commit = true;
     stream->config.client->next_seq++;
     send_next(stream);
@@ -139,6 +144,7 @@ void rk_call_stream_commit(struct rk_call_stream *stream)
 
 void rk_call_stream_cancel(struct rk_call_stream *stream, const char *reason)
 {
+    RK_ASSERT(!stream->config.is_brief);
     stream->cancel_reason = reason;
     send_next(stream);
 }
@@ -265,6 +271,22 @@ static void on_status(struct rk_tag *tag, bool ok)
     stream->has_status = true;
 }
 
+/* The answer to a brief call and its status. */
+static void on_end(struct rk_tag *tag, bool ok)
+{
+    struct rk_call_stream *stream = RK_OWNER_OF(tag, struct rk_call_stream, on_end);
+
+    (void)ok;
+    settle(stream);
+    stream->has_status = true;
+    if (!stream->received)
+        return;
+    if (!stream->error)
+        stream->error = take_message(stream);
+    grpc_byte_buffer_destroy(stream->received);
+    stream->received = NULL;
+}
+
 /* --- life --- */
 
 static struct rk_status *encode_header(grpc_byte_buffer **out, const struct rk_call_stream *stream)
@@ -275,7 +297,7 @@ static struct rk_status *encode_header(grpc_byte_buffer **out, const struct rk_c
     size_t bytes;
 
     request.header.fence = config->client->fence;
-    request.header.seq = config->client->next_seq;
+    request.header.seq = config->is_brief ? 0 : config->client->next_seq;
     request.header.collect = config->collect;
     if (config->upload)
         request.header.input = config->upload->spec;
@@ -297,10 +319,17 @@ static void start_call(struct rk_call_stream *stream, grpc_byte_buffer *header)
     grpc_call *call = rk_client_open_call(config->client, config->client->data, RK_RPC_ID_EXECUTE,
                                           config->timeout_ms, config->queue);
 
-    stream->is_sending = true;
-    rk_client_stream_open(&stream->wire, config->client, call, header, &stream->on_send, &stream->on_status);
+    if (config->is_brief) {
+        stream->is_accepted = true;
+        rk_client_stream_call(&stream->wire, config->client, call, header, &stream->received,
+                              &stream->on_end);
+    } else {
+        stream->is_sending = true;
+        rk_client_stream_open(&stream->wire, config->client, call, header, &stream->on_send,
+                              &stream->on_status);
+        receive_next(stream);
+    }
     grpc_byte_buffer_destroy(header);
-    receive_next(stream);
 }
 
 struct rk_status *rk_call_stream_open(struct rk_call_stream **out, const struct rk_call_stream_config *config)
@@ -314,14 +343,15 @@ struct rk_status *rk_call_stream_open(struct rk_call_stream **out, const struct 
     stream->on_send.on_event = on_send;
     stream->on_recv.on_event = on_recv;
     stream->on_status.on_event = on_status;
+    stream->on_end.on_event = on_end;
     stream->last_event_ns = rk_time_now_ns();
     st = encode_header(&header, stream);
     if (st) {
         rk_free(stream);
         return st;
     }
-    stream->arena = rk_arena_create(8192, 0);
-    stream->scratch = rk_arena_create(8192, 0);
+    stream->arena = rk_arena_create(ARENA_BLOCK_BYTES, 0);
+    stream->scratch = rk_arena_create(ARENA_BLOCK_BYTES, 0);
     start_call(stream, header);
     *out = stream;
     return NULL;

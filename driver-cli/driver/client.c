@@ -157,6 +157,23 @@ static void on_unary(struct rk_tag *tag, bool ok)
     ((struct rk_unary *)tag)->is_done = true;
 }
 
+/* All operations of a call with one message each way. The caller fills in where those of ops[3..5] receive
+ * to. */
+static void fill_unary(grpc_op ops[6], const struct rk_client *client, grpc_metadata *metadata,
+                       grpc_byte_buffer *message)
+{
+    memset(ops, 0, 6 * sizeof(*ops));
+    ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
+    ops[0].data.send_initial_metadata.count = initial_metadata(client, metadata);
+    ops[0].data.send_initial_metadata.metadata = metadata;
+    ops[1].op = GRPC_OP_SEND_MESSAGE;
+    ops[1].data.send_message.send_message = message;
+    ops[2].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
+    ops[3].op = GRPC_OP_RECV_INITIAL_METADATA;
+    ops[4].op = GRPC_OP_RECV_MESSAGE;
+    ops[5].op = GRPC_OP_RECV_STATUS_ON_CLIENT;
+}
+
 static void start_batch(struct rk_client_stream *stream, const grpc_op *ops, size_t num_ops,
                         struct rk_tag *tag)
 {
@@ -195,6 +212,26 @@ void rk_client_stream_open(struct rk_client_stream *stream, const struct rk_clie
     start_batch(stream, end, RK_ARRAY_LEN(end), on_status);
 }
 
+void rk_client_stream_call(struct rk_client_stream *stream, const struct rk_client *client, grpc_call *call,
+                           grpc_byte_buffer *message, grpc_byte_buffer **reply, struct rk_tag *on_end)
+{
+    grpc_metadata metadata;
+    grpc_op ops[6];
+
+    RK_ASSERT(!stream->call);
+    stream->call = call;
+    grpc_metadata_array_init(&stream->initial);
+    grpc_metadata_array_init(&stream->trailing);
+    stream->details = grpc_empty_slice();
+    fill_unary(ops, client, &metadata, message);
+    ops[3].data.recv_initial_metadata.recv_initial_metadata = &stream->initial;
+    ops[4].data.recv_message.recv_message = reply;
+    ops[5].data.recv_status_on_client.trailing_metadata = &stream->trailing;
+    ops[5].data.recv_status_on_client.status = &stream->code;
+    ops[5].data.recv_status_on_client.status_details = &stream->details;
+    start_batch(stream, ops, RK_ARRAY_LEN(ops), on_end);
+}
+
 void rk_client_stream_close(struct rk_client_stream *stream)
 {
     RK_ASSERT(stream->num_pending == 0);
@@ -212,7 +249,7 @@ void rk_unary_start(struct rk_unary *unary, struct rk_client *client, rk_rpc_id_
 {
     grpc_metadata metadata;
     grpc_byte_buffer *message = rk_stream_encode(request);
-    grpc_op ops[6] = {0};
+    grpc_op ops[6];
     grpc_call_error error;
 
     *unary = (struct rk_unary){.tag.on_event = on_unary, .details = grpc_empty_slice()};
@@ -220,17 +257,9 @@ void rk_unary_start(struct rk_unary *unary, struct rk_client *client, rk_rpc_id_
     grpc_metadata_array_init(&unary->trailing);
     unary->call = rk_client_open_call(client, client->control, rpc, timeout_ms, queue);
 
-    ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
-    ops[0].data.send_initial_metadata.count = initial_metadata(client, &metadata);
-    ops[0].data.send_initial_metadata.metadata = &metadata;
-    ops[1].op = GRPC_OP_SEND_MESSAGE;
-    ops[1].data.send_message.send_message = message;
-    ops[2].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
-    ops[3].op = GRPC_OP_RECV_INITIAL_METADATA;
+    fill_unary(ops, client, &metadata, message);
     ops[3].data.recv_initial_metadata.recv_initial_metadata = &unary->initial;
-    ops[4].op = GRPC_OP_RECV_MESSAGE;
     ops[4].data.recv_message.recv_message = &unary->reply;
-    ops[5].op = GRPC_OP_RECV_STATUS_ON_CLIENT;
     ops[5].data.recv_status_on_client.trailing_metadata = &unary->trailing;
     ops[5].data.recv_status_on_client.status = &unary->code;
     ops[5].data.recv_status_on_client.status_details = &unary->details;
@@ -328,16 +357,14 @@ static void explain_unreached(const struct rk_driver *driver, struct rk_fanout *
     }
 }
 
-/* Creating and destroying a queue takes 4 us, so one is kept. */
-static grpc_completion_queue *take_queue(struct rk_driver *driver)
+grpc_completion_queue *rk_driver_take_queue(struct rk_driver *driver)
 {
     grpc_completion_queue *queue = atomic_exchange(&driver->spare_queue, NULL);
 
     return queue ? queue : grpc_completion_queue_create_for_next(NULL);
 }
 
-/* All its calls have ended. */
-static void give_queue(struct rk_driver *driver, grpc_completion_queue *queue)
+void rk_driver_give_queue(struct rk_driver *driver, grpc_completion_queue *queue)
 {
     grpc_completion_queue *none = NULL;
 
@@ -348,7 +375,7 @@ static void give_queue(struct rk_driver *driver, grpc_completion_queue *queue)
 void rk_fanout_run(struct rk_driver *driver, rk_rpc_id_t rpc, struct rk_fanout *items, int64_t timeout_ms,
                    uint32_t flags, struct rk_arena *arena)
 {
-    grpc_completion_queue *queue = take_queue(driver);
+    grpc_completion_queue *queue = rk_driver_take_queue(driver);
     struct rk_unary *calls = rk_calloc((size_t)driver->num_clients, sizeof(*calls));
     int64_t cancel_at_ns = INT64_MAX;
 
@@ -375,7 +402,7 @@ void rk_fanout_run(struct rk_driver *driver, rk_rpc_id_t rpc, struct rk_fanout *
         rk_unary_fini(&calls[i]);
     }
     rk_free(calls);
-    give_queue(driver, queue);
+    rk_driver_give_queue(driver, queue);
     if (atomic_load(&driver->interrupts) == 0)
         explain_unreached(driver, items);
 }

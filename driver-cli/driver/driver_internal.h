@@ -72,7 +72,7 @@ struct rk_driver {
     size_t chunk_bytes;
     char *device_kind; /* of all workers, from the last configure; NULL before */
     atomic_int interrupts;
-    grpc_completion_queue *_Atomic spare_queue; /* empty, for the next fan-out; NULL: none */
+    grpc_completion_queue *_Atomic spare_queue; /* empty, for the next call; NULL: none */
     atomic_int num_pumping;                     /* threads in a call: they poll the sockets of all calls */
     atomic_uint num_pumped;                     /* calls so far */
 
@@ -111,6 +111,11 @@ static inline void rk_driver_end_pumping(struct rk_driver *driver)
 }
 
 /* --- channels and unary calls (client.c) --- */
+/* A queue for the events of a call. Creating and destroying one takes 4 us, so one is kept. */
+grpc_completion_queue *rk_driver_take_queue(struct rk_driver *driver);
+/* All calls of the queue have ended. */
+void rk_driver_give_queue(struct rk_driver *driver, grpc_completion_queue *queue);
+
 void rk_client_init(struct rk_client *client, int32_t rank, const char *address, const char *token,
                     const struct rk_driver_tls *tls);
 void rk_client_fini(struct rk_client *client);
@@ -150,6 +155,10 @@ struct rk_client_stream {
  * event of the call. The stream is zeroed or was closed. */
 void rk_client_stream_open(struct rk_client_stream *stream, const struct rk_client *client, grpc_call *call,
                            grpc_byte_buffer *message, struct rk_tag *on_open, struct rk_tag *on_status);
+/* Instead of rk_client_stream_open: sends `message` and the half-close, and receives one message and the
+ * status, all in one batch: on_end gets the only event of the call. */
+void rk_client_stream_call(struct rk_client_stream *stream, const struct rk_client *client, grpc_call *call,
+                           grpc_byte_buffer *message, grpc_byte_buffer **reply, struct rk_tag *on_end);
 /* Starts one operation. */
 void rk_client_stream_start(struct rk_client_stream *stream, const grpc_op *op, struct rk_tag *tag);
 /* Nothing may be pending. A no-op when it is not open. */
@@ -260,6 +269,7 @@ struct rk_call_stream_config {
     const struct rk_upload *upload;         /* NULL: no input columns */
     const struct rk_execute_header *header; /* fence, seq and collect are set by the stream */
     bool collect;
+    bool is_brief;      /* one message each way; neither committed nor cancelled, only abandoned */
     int64_t timeout_ms; /* of the RPC; 0: none */
     grpc_completion_queue *queue;
     void (*on_progress)(void *user, int32_t rank, const struct rk_progress *progress);

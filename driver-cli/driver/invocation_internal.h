@@ -34,6 +34,9 @@ struct rk_invocation {
     int32_t num_ends, num_failures, num_reopened;
     struct rk_status *verdict; /* of the driver itself, replaces those of the ranks; returned to the caller */
 
+    /* One message each way, without a commit: of a method that every rank runs by itself, when no other call
+     * is in flight on its ranks. */
+    bool is_brief;
     bool is_committed, is_abort_sent;
     int interrupts_seen;
     bool is_cancel_seen;
@@ -45,7 +48,7 @@ struct rk_invocation {
 
     /* Its position in the driver's turns, under their lock. */
     struct rk_invocation *next;
-    bool is_offered, had_to_wait;
+    bool is_offered, had_to_wait, has_calls_ahead;
 };
 
 /* --- invoke.c --- */

@@ -293,6 +293,7 @@ struct rk_status *rk_invocation_run(struct rk_invocation *inv, struct rk_driver_
 
     *result = (struct rk_driver_result){0};
     st = take_turn(inv);
+    inv->is_brief = (inv->method->flags & RK_MF_ALONE) && !inv->has_calls_ahead;
     if (!st)
         st = rk_invocation_exchange(inv);
     rk_turns_leave(&inv->driver->turns, inv);

@@ -49,6 +49,7 @@ static struct rk_status *prepare(struct rk_invocation *inv, const struct rk_exec
     inv->header.request_id = (struct rk_bytes){inv->request_id, sizeof(inv->request_id)};
     inv->header.mesh_generation = inv->driver->mesh_generation;
     inv->header.two_phase = true;
+    inv->header.brief = false;
     return NULL;
 }
 

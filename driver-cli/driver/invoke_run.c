@@ -3,6 +3,9 @@
  *   OFFER   every addressed rank gets header and chunks; all must accept the same plan
  *   RUN     commit was sent to all; results arrive
  *
+ * A brief call has no OFFER: the ranks do not wait for each other, so a failure on one does not affect the
+ * others.
+ *
  * A refusal in OFFER withdraws the call on all ranks. A failure in RUN leaves the others in collectives that
  * cannot complete, so after a short grace (they may all be about to report the same error) their
  * communicators are aborted. */
@@ -37,6 +40,7 @@ static struct rk_status *open_stream(struct rk_invocation *inv, int32_t rank)
         .upload = inv->uploads ? inv->uploads[chunk] : NULL,
         .header = &inv->header,
         .collect = inv->dispatch->collects[rank],
+        .is_brief = inv->is_brief,
         .timeout_ms = inv->timeout_ms > 0 ? inv->timeout_ms + RPC_MARGIN_MS : 0,
         .queue = inv->queue,
         .on_progress = inv->on_progress,
@@ -109,20 +113,20 @@ static void cancel_all(struct rk_invocation *inv, const char *reason)
     }
 }
 
-/* Before the commit. */
-static void withdraw_all(struct rk_invocation *inv, const char *reason)
-{
-    RK_ASSERT(!inv->is_committed);
-    cancel_all(inv, reason);
-    inv->give_up_at_ns = RK_MIN(inv->give_up_at_ns, rk_time_now_ns() + WITHDRAW_GIVE_UP_MS * 1000000LL);
-}
-
 static void abandon_all(struct rk_invocation *inv, rk_code_t code, const char *message)
 {
     for (int32_t rank = 0; rank < inv->num_ranks; rank++) {
         if (is_running(inv, rank))
             rk_call_stream_abandon(inv->streams[rank], RK_FAIL(code, "%s", message));
     }
+}
+
+/* Before the commit. */
+static void withdraw_all(struct rk_invocation *inv, const char *reason)
+{
+    RK_ASSERT(!inv->is_committed);
+    cancel_all(inv, reason);
+    inv->give_up_at_ns = RK_MIN(inv->give_up_at_ns, rk_time_now_ns() + WITHDRAW_GIVE_UP_MS * 1000000LL);
 }
 
 /* --- watching --- */
@@ -168,7 +172,7 @@ static void collect_ends(struct rk_invocation *inv)
             atomic_store(&inv->driver->is_lost, true);
         if (!inv->is_committed && inv->num_failures == 1)
             withdraw_all(inv, "another rank did not accept the call");
-        if (inv->is_committed)
+        if (inv->is_committed && !inv->is_brief)
             inv->abort_at_ns = RK_MIN(inv->abort_at_ns, rk_time_now_ns() + grace_ms * 1000000LL);
     }
 }
@@ -233,6 +237,10 @@ static void check_accept_timeout(struct rk_invocation *inv)
 
 static void stop_all(struct rk_invocation *inv, const char *reason)
 {
+    if (inv->is_brief) {
+        abandon_all(inv, RK_CANCELLED, reason);
+        return;
+    }
     if (!inv->is_committed) {
         withdraw_all(inv, reason);
         return;
@@ -303,13 +311,24 @@ static void watch(struct rk_invocation *inv)
                     "did not stop in time after the call failed");
 }
 
+static bool has_open_aborts(const struct rk_invocation *inv)
+{
+    for (int32_t rank = 0; rank < inv->num_ranks; rank++) {
+        if (inv->aborts[rank].call && !inv->aborts[rank].is_done)
+            return true;
+    }
+    return false;
+}
+
 static void end_queue(struct rk_invocation *inv)
 {
     for (int32_t rank = 0; rank < inv->num_ranks; rank++) {
         if (inv->aborts[rank].call && !inv->aborts[rank].is_done)
             grpc_call_cancel(inv->aborts[rank].call, NULL);
     }
-    rk_pump_end(inv->queue);
+    while (has_open_aborts(inv))
+        rk_pump(inv->queue, RK_DRIVER_POLL_MS);
+    rk_driver_give_queue(inv->driver, inv->queue);
 }
 
 /* The mesh of the role; that of the actor for a rank that is not in it, as update_weights runs over both. */
@@ -331,10 +350,15 @@ struct rk_status *rk_invocation_exchange(struct rk_invocation *inv)
 {
     char hex[2 * RK_REQUEST_ID_BYTES + 1];
 
-    inv->queue = grpc_completion_queue_create_for_next(NULL);
+    inv->queue = rk_driver_take_queue(inv->driver);
+    inv->is_committed = inv->is_brief;
+    if (inv->is_brief) {
+        inv->header.two_phase = false;
+        inv->header.brief = true;
+    }
     inv->verdict = open_streams(inv);
     if (inv->verdict)
-        withdraw_all(inv, "the call could not be sent to another rank");
+        stop_all(inv, "the call could not be sent to another rank");
     rk_driver_begin_pumping(inv->driver);
     while (any_running(inv)) {
         rk_pump(inv->queue, RK_DRIVER_POLL_MS);
@@ -345,7 +369,7 @@ struct rk_status *rk_invocation_exchange(struct rk_invocation *inv)
     end_queue(inv);
     if (inv->verdict)
         return inv->verdict;
-    if (inv->interrupts_seen > 1 && inv->is_committed)
+    if (inv->interrupts_seen > 1 && inv->is_committed && !inv->is_brief)
         return RK_FAIL_REASON(RK_CANCELLED, "DETACHED", "detached; request %s continues",
                               rk_hex(inv->request_id, sizeof(inv->request_id), hex));
     if (inv->interrupts_seen > 0 && inv->num_failures > 0)

@@ -37,7 +37,7 @@ void rk_turns_enter(struct rk_turns *turns, struct rk_invocation *inv)
 }
 
 /* No earlier call on this rank is being offered, and the daemon's queue has room for one more. */
-static bool is_rank_ready(const struct rk_turns *turns, const struct rk_invocation *inv, int32_t rank)
+static bool is_rank_ready(const struct rk_turns *turns, struct rk_invocation *inv, int32_t rank)
 {
     int32_t num_ahead = 0;
 
@@ -48,11 +48,13 @@ static bool is_rank_ready(const struct rk_turns *turns, const struct rk_invocati
             return false;
         num_ahead++;
     }
+    inv->has_calls_ahead |= num_ahead > 0;
     return num_ahead < RK_LIMIT_QUEUED_CALLS;
 }
 
-static bool is_ready(const struct rk_turns *turns, const struct rk_invocation *inv)
+static bool is_ready(const struct rk_turns *turns, struct rk_invocation *inv)
 {
+    inv->has_calls_ahead = false;
     for (int32_t rank = 0; rank < inv->num_ranks; rank++) {
         if (inv->dispatch->chunk_of_rank[rank] >= 0 && !is_rank_ready(turns, inv, rank))
             return false;

@@ -388,6 +388,137 @@ static void test_drain_waits_up_to_its_timeout(void **state)
     fixture_stop(&fixture);
 }
 
+/* --- brief calls --- */
+
+static struct rk_execute_header brief_header(struct fixture *fixture)
+{
+    struct rk_execute_header header = fixture_header(fixture, "actor", "get_mesh_info");
+
+    header.brief = true;
+    header.two_phase = false;
+    header.seq = 0;
+    return header;
+}
+
+/* Reads the result, which must be the first and only message; returns the stream's status. */
+static struct rk_status *read_brief(struct fixture *fixture, struct rk_client_stream *stream)
+{
+    struct rk_execute_response response;
+    struct rk_bytes bytes;
+
+    if (rk_client_receive(stream, &bytes)) {
+        assert_ok(
+            rk_unpack_execute_response(&response, rk_client_arena(fixture->client), bytes.data, bytes.bytes));
+        assert_int_equal(response.kind, RK_RESPONSE_RESULT);
+        assert_true(response.result.output.meta.count > 0);
+        assert_false(rk_client_receive(stream, &bytes));
+    }
+    return rk_client_finish(stream);
+}
+
+static struct rk_status *run_brief(struct fixture *fixture, const struct rk_execute_header *header)
+{
+    struct rk_client_stream *stream = fixture_open(fixture, header);
+
+    rk_client_half_close(stream);
+    return read_brief(fixture, stream);
+}
+
+/* Goal: the only message of the daemon is the result, no seq is consumed, and a repetition is answered. */
+static void test_brief_call_has_one_message_and_no_seq(void **state)
+{
+    struct rk_execute_header header, other;
+    struct fixture fixture;
+
+    (void)state;
+    fixture_start(&fixture, NULL);
+    fixture_lead(&fixture);
+    header = brief_header(&fixture);
+    for (int i = 0; i < 2; i++) {
+        assert_ok(run_brief(&fixture, &header));
+        assert_int_equal(fixture_last_seq(&fixture), 0);
+    }
+    other = header;
+    other.method = "memory_report";
+    assert_refused(run_brief(&fixture, &other), RK_INVALID_ARGUMENT, "DIGEST_MISMATCH");
+    other = brief_header(&fixture);
+    other.method = "memory_report";
+    assert_ok(run_brief(&fixture, &other));
+    other = fixture_header(&fixture, "actor", "get_mesh_info");
+    assert_ok(fixture_execute(&fixture, &other, NULL, NULL));
+    assert_int_equal(fixture_last_seq(&fixture), 1);
+    fixture_stop(&fixture);
+}
+
+/* Goal: a brief call must not claim what belongs to ordinary ones, and needs the fence as they do. */
+static void test_brief_call_with_a_wrong_header_is_refused(void **state)
+{
+    struct rk_execute_header header;
+    struct fixture fixture;
+
+    (void)state;
+    fixture_start(&fixture, NULL);
+    fixture_lead(&fixture);
+    header = brief_header(&fixture);
+    header.two_phase = true;
+    assert_refused(run_brief(&fixture, &header), RK_INVALID_ARGUMENT, "BAD_FIELD");
+    header = brief_header(&fixture);
+    header.seq = fixture.next_seq;
+    assert_refused(run_brief(&fixture, &header), RK_INVALID_ARGUMENT, "BAD_FIELD");
+    header = brief_header(&fixture);
+    header.method = "start_profile";
+    assert_refused(run_brief(&fixture, &header), RK_INVALID_ARGUMENT, "BAD_FIELD");
+    header = brief_header(&fixture);
+    header.fence.epoch--;
+    assert_refused(run_brief(&fixture, &header), RK_FAILED_PRECONDITION, "STALE_EPOCH");
+    header = brief_header(&fixture);
+    header.mesh_generation++;
+    assert_refused(run_brief(&fixture, &header), RK_FAILED_PRECONDITION, "WRONG_MESH");
+    assert_int_equal(fixture_last_seq(&fixture), 0);
+    fixture_stop(&fixture);
+}
+
+/* Goal: a call that is open and not committed does not hinder a brief one, nor the reverse; behind a running
+ * call a brief one waits, and the RPC Cancel reaches it. */
+static void test_brief_call_beside_others(void **state)
+{
+    struct rk_client_stream *stream, *brief;
+    struct rk_execute_header header, info;
+    struct rk_accepted accepted;
+    struct fixture fixture;
+    char outcome[32];
+
+    (void)state;
+    fixture_start(&fixture, NULL);
+    fixture_lead(&fixture);
+    fixture_init_models(&fixture);
+    header = fixture_header(&fixture, "actor", "get_mesh_info");
+    stream = fixture_open(&fixture, &header);
+    assert_true(fixture_read_accepted(&fixture, stream, &accepted));
+    info = brief_header(&fixture);
+    assert_ok(run_brief(&fixture, &info));
+    fixture_send_commit(stream);
+    rk_client_half_close(stream);
+    fixture_read_result(&fixture, stream, NULL);
+    assert_ok(rk_client_finish(stream));
+    fixture.next_seq++;
+
+    stream = fixture_start_endless(&fixture, &header);
+    info = brief_header(&fixture);
+    brief = fixture_open(&fixture, &info);
+    rk_client_half_close(brief);
+    do { /* until it has arrived */
+        rk_time_sleep_ms(5);
+        assert_ok(fixture_cancel(&fixture, &info, false, outcome));
+    } while (strcmp(outcome, "not_found") == 0);
+    assert_string_equal(outcome, "flagged"); /* it is queued, and other ranks might have begun */
+    rk_client_cancel(stream);
+    assert_fails(rk_client_finish(stream), RK_CANCELLED, "");
+    assert_ok(fixture_cancel(&fixture, &header, false, outcome));
+    RK_IGNORE(read_brief(&fixture, brief), "a method that does not check for cancels ends with OK");
+    fixture_stop(&fixture);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -400,6 +531,9 @@ int main(void)
         cmocka_unit_test(test_execute_result_columns_and_chunks),
         cmocka_unit_test(test_sigterm_when_busy_waits_then_cancels),
         cmocka_unit_test(test_drain_waits_up_to_its_timeout),
+        cmocka_unit_test(test_brief_call_has_one_message_and_no_seq),
+        cmocka_unit_test(test_brief_call_with_a_wrong_header_is_refused),
+        cmocka_unit_test(test_brief_call_beside_others),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

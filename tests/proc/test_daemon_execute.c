@@ -75,6 +75,14 @@ static void wrong_epoch(struct fixture *fixture, struct rk_execute_header *heade
     header->fence.epoch--;
 }
 
+static void brief_collective(struct fixture *fixture, struct rk_execute_header *header)
+{
+    (void)fixture;
+    header->brief = true;
+    header->two_phase = false;
+    header->seq = 0;
+}
+
 static void missing_column(struct fixture *fixture, struct rk_execute_header *header)
 {
     (void)fixture;
@@ -188,6 +196,7 @@ static const struct spoiler spoilers[] = {
     {"used seq", seq_used, RK_ABORTED, "RESULT_EXPIRED", "the next is 3"},
     {"short request_id", short_id, RK_INVALID_ARGUMENT, "BAD_FIELD", "15 bytes"},
     {"stale epoch", wrong_epoch, RK_FAILED_PRECONDITION, "STALE_EPOCH", "epoch"},
+    {"brief call of a method with collectives", brief_collective, RK_INVALID_ARGUMENT, "BAD_FIELD", "brief"},
     {"missing column", missing_column, RK_INVALID_ARGUMENT, "BAD_FIELD", "stream"},
     {"unknown column", renamed_column, RK_INVALID_ARGUMENT, "BAD_FIELD", "promts"},
     {"dtype", wrong_dtype, RK_INVALID_ARGUMENT, "BAD_FIELD", "f64"},

@@ -175,6 +175,59 @@ static void test_futures_cancel(void **state)
     stop_group(&group);
 }
 
+static struct rk_future *start_info(struct group *group)
+{
+    struct rk_driver_call_args call = {.role = "actor", .method = "get_mesh_info"};
+    struct rk_future *future;
+
+    assert_ok(rk_driver_start(&future, group->driver, &call));
+    return future;
+}
+
+/* Goal: calls without collectives, which are brief unless others are in flight, keep their place in the order
+ * of calls, end with a cancel, and leave the numbers of the calls behind them right. */
+static void test_futures_brief_calls_keep_the_order(void **state)
+{
+    struct group group;
+    struct rk_future *running, *behind, *futures[NUM_CALLS];
+    struct rk_driver_result result;
+
+    (void)state;
+    start_group(&group);
+    for (int i = 0; i < NUM_CALLS; i++)
+        futures[i] = i % 3 ? start_info(&group) : start(&group, "{\"response_length\": 3}");
+    for (int i = NUM_CALLS - 1; i >= 0; i--) {
+        assert_ok(rk_future_take(futures[i], &result));
+        if (i % 3)
+            assert_int_equal(result.num_outputs, NUM_DAEMONS);
+        rk_driver_result_fini(&result);
+    }
+    running = start(&group, FIXTURE_ENDLESS_OPTIONS);
+    behind = start_info(&group);
+    assert_int_equal(rk_future_wait_any((struct rk_future *[]){running, behind}, 2, 500), -1);
+    rk_future_drop(running);
+    assert_ok(rk_future_take(behind, &result));
+    rk_driver_result_fini(&result);
+    assert_generates(&group);
+    stop_group(&group);
+}
+
+/* Goal: a daemon that is killed while idle fails a brief call, and the error names the daemon. */
+static void test_futures_brief_call_of_a_lost_daemon(void **state)
+{
+    struct rk_driver_call_args call = {.role = "actor", .method = "get_mesh_info"};
+    struct rk_driver_result result;
+    struct group group;
+
+    (void)state;
+    start_group(&group);
+    rk_proc_signal(group.daemons[1], SIGKILL);
+    rk_proc_destroy(group.daemons[1]);
+    group.daemons[1] = NULL;
+    assert_fails(rk_driver_call(group.driver, &call, &result), RK_ABORTED, "worker 1");
+    stop_group(&group);
+}
+
 /* Goal: a daemon that is killed ends the calls of its group, running and queued, within seconds; the other
  * group's call continues. */
 static void test_futures_lost_daemon(void **state)
@@ -213,6 +266,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_futures_have_the_results_of_calls),
         cmocka_unit_test(test_futures_cancel),
+        cmocka_unit_test(test_futures_brief_calls_keep_the_order),
+        cmocka_unit_test(test_futures_brief_call_of_a_lost_daemon),
         cmocka_unit_test(test_futures_lost_daemon),
     };
 

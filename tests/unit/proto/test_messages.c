@@ -183,6 +183,7 @@ static void check_header(const Rankd__V1__ExecuteHeader *header)
     assert_string_equal(header->method, "update_actor");
     assert_int_equal(header->timeout_ms, 26);
     assert_true(header->two_phase);
+    assert_true(header->brief);
     assert_string_equal(header->traceparent, "00-trace");
     assert_true(header->collect);
     assert_int_equal(header->n_want, 2);
@@ -262,6 +263,7 @@ static void test_pack_execute_header_fills_fields_of_the_same_name(void **state)
             .plan = {1, &mini},
             .timeout_ms = 26,
             .two_phase = true,
+            .brief = true,
             .traceparent = "00-trace",
             .collect = true,
             .num_want = 2,

@@ -98,6 +98,27 @@ static void test_methods_go_over_meshes_of_roles(void **state)
     }
 }
 
+static void test_methods_that_run_alone_have_no_columns_and_change_nothing(void **state)
+{
+    int num_alone = 0;
+
+    (void)state;
+    for (int id = 0; id < RK_METHOD_COUNT; id++) {
+        const struct rk_method *method = rk_method_get((rk_method_id_t)id);
+
+        if (!(method->flags & RK_MF_ALONE))
+            continue;
+        print_message("%s\n", method->name);
+        num_alone++;
+        assert_true(method->flags & RK_MF_PURE);
+        assert_true(method->flags & RK_MF_ANY_STATE);
+        assert_false(method->flags & (RK_MF_MUTATES | RK_MF_PLAN));
+        assert_int_equal(method->num_in, 0);
+        assert_int_equal(method->num_out, 0);
+    }
+    assert_int_equal(num_alone, 2); /* those that docs/rpc.md names */
+}
+
 static void test_method_meshes_are_the_roles_between_the_signs(void **state)
 {
     struct rk_method method = {.name = "m", .dispatch_mesh = "actor+rollout+ref"};
@@ -411,6 +432,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_methods_have_the_rows_of_their_sets),
         cmocka_unit_test(test_methods_go_over_meshes_of_roles),
+        cmocka_unit_test(test_methods_that_run_alone_have_no_columns_and_change_nothing),
         cmocka_unit_test(test_method_meshes_are_the_roles_between_the_signs),
         cmocka_unit_test(test_defaults_are_json_of_the_type_of_their_option),
         cmocka_unit_test(test_rpcs_are_paths_of_known_services),
