@@ -204,7 +204,8 @@ struct rk_model_desc {
     uint32_t offload; /* enum rk_model_parts: those that may be offloaded (rk_model_offload) */
     struct rk_moe_knobs {
         RK_MOE_KNOBS(RK_KNOB_FIELD, , , )
-    } moe; /* of training; of no effect without layers of experts */
+        RK_ROUTER_KNOBS(RK_KNOB_FIELD, , , ) /* balancing_type "": aux_loss; coefficients NAN: 0 */
+    } moe;                                   /* of training; of no effect without layers of experts */
     struct rk_model_replay replay;
     struct rk_model_layout layout;
 };

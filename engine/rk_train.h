@@ -94,9 +94,9 @@ struct rk_status *rk_train_micro_batch(struct rk_model *model,
 struct rk_train_work {
     int64_t count;
     bool is_last; /* only rk_train_step follows; is_last of the micro-batches is ignored */
-    /* Fills in the i-th micro-batch. Its pointers are used only until the next call. With a pipeline it is
-     * called more than once for each, in any order. The loss function is called for the bound micro-batch, in
-     * order, on the ranks that have the head: the last stage. */
+    /* Fills in the i-th micro-batch. Its pointers are used only until the next call. With a pipeline or
+     * losses of routers it is called more than once for each, in any order. The loss function is called for
+     * the bound micro-batch, in order, on the ranks that have the head: the last stage. */
     struct rk_status *(*bind)(void *user, int64_t i, struct rk_train_micro *micro);
     /* May be NULL. Called twice for every step of this rank: when the stream has waited for the tensors that
      * the step receives, and, with is_done, when all work of the step is enqueued. */
@@ -118,6 +118,11 @@ struct rk_router_stats {
      * maximum over the layers. */
     double max_load, max_load_of_layers;
     double entropy; /* of a token's distribution over experts, in nats: mean over tokens, then layers */
+    /* Losses of routers without their coefficients, means over the layers; Megatron's name of the balance
+     * loss, NULL: it is off. */
+    const char *balance_name;
+    double balance_loss, z_loss;
+    bool has_z_loss;
 };
 
 struct rk_step_stats {

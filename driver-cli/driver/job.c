@@ -31,6 +31,8 @@ static const struct knob init_knobs[] = {RK_INIT_KNOBS(KNOB, RK_JOB_ACTOR, , )};
 static const struct knob recompute_knobs[] = {RK_RECOMPUTE_KNOBS(KNOB, RK_JOB_ACTOR, , )};
 static const struct knob moe_knobs[] = {RK_MOE_KNOBS(KNOB, RK_JOB_MODELS, , )};
 static const struct knob critic_moe_knobs[] = {RK_MOE_KNOBS(KNOB, RK_JOB_CRITIC, , )};
+static const struct knob router_knobs[] = {RK_ROUTER_KNOBS(KNOB, RK_JOB_ACTOR, , )};
+static const struct knob critic_router_knobs[] = {RK_ROUTER_KNOBS(KNOB, RK_JOB_CRITIC, , )};
 static const struct knob memory_knobs[] = {RK_TRAIN_MEMORY_KNOBS(KNOB, RK_JOB_ACTOR, , )};
 static const struct knob critic_optim_knobs[] = {RK_CRITIC_OPTIM_KNOBS(KNOB, RK_JOB_CRITIC, , )};
 static const struct knob critic_init_knobs[] = {RK_INIT_KNOBS(KNOB, RK_JOB_CRITIC, , )};
@@ -55,6 +57,8 @@ static const struct {
     [RK_JOB_KNOBS_RECOMPUTE] = {recompute_knobs, RK_ARRAY_LEN(recompute_knobs)},
     [RK_JOB_KNOBS_MOE] = {moe_knobs, RK_ARRAY_LEN(moe_knobs)},
     [RK_JOB_KNOBS_CRITIC_MOE] = {critic_moe_knobs, RK_ARRAY_LEN(critic_moe_knobs)},
+    [RK_JOB_KNOBS_ROUTER] = {router_knobs, RK_ARRAY_LEN(router_knobs)},
+    [RK_JOB_KNOBS_CRITIC_ROUTER] = {critic_router_knobs, RK_ARRAY_LEN(critic_router_knobs)},
     [RK_JOB_KNOBS_CRITIC_LOSS] = {critic_loss_knobs, RK_ARRAY_LEN(critic_loss_knobs)},
     [RK_JOB_KNOBS_CRITIC_OPTIM] = {critic_optim_knobs, RK_ARRAY_LEN(critic_optim_knobs)},
     [RK_JOB_KNOBS_CRITIC_INIT] = {critic_init_knobs, RK_ARRAY_LEN(critic_init_knobs)},

@@ -33,7 +33,7 @@ struct rk_status *rk_micro_begin(struct rk_micro *micro, struct rk_model *model,
     }
     if (desc->router_sums.data) {
         micro->pass.routers.sums = desc->router_sums;
-        RK_TRY(rk_model_upload_segments(&micro->pass, desc->packed));
+        RK_TRY(rk_model_upload_segments(model->core, &micro->pass, desc->packed, desc->totals));
     }
     RK_TRY(rk_labels_select(&micro->labels, &micro->pass, desc->packed));
     head->index = micro->labels.index;

@@ -165,6 +165,7 @@ static struct rk_status *core_init(struct rk_model_core *core, const struct rk_m
     core->replay = desc->replay;
     core->stream = desc->stream;
     core->mesh = desc->mesh;
+    RK_TRY(rk_router_losses_check(&core->moe, &core->config));
     RK_TRY(rk_model_declare(core, mesh, rk_mesh_comms_coords(desc->mesh)));
     RK_TRY(limit_vocabulary(core, desc->vocab_size));
     RK_TRY(rk_model_check_replay(core));

@@ -166,9 +166,25 @@ struct rk_status *rk_model_begin_chosen(const struct rk_model_core *core, struct
 struct rk_status *rk_model_download_chosen(const struct rk_model_core *core, const struct rk_chunk *chunk,
                                            const struct rk_pass *pass, uint16_t *out) RK_NODISCARD;
 
-/* --- segments.c: which tokens count for the metrics of routers --- */
-/* Sets pass->routers.segments, for a pass that has begun. */
-struct rk_status *rk_model_upload_segments(struct rk_pass *pass, const struct rk_packed *packed) RK_NODISCARD;
+/* --- router_losses.c: losses on the scores of routers --- */
+struct rk_router_losses {
+    double balance_coeff, z_coeff; /* 0: off */
+    bool is_per_sequence;          /* the load is that of a sequence, not of a micro-batch */
+};
+struct rk_router_losses rk_router_losses_of(const struct rk_moe_knobs *knobs);
+/* INVALID_ARGUMENT names a key that the model does not take. */
+struct rk_status *rk_router_losses_check(const struct rk_moe_knobs *knobs,
+                                         const struct rk_model_config *config) RK_NODISCARD;
+
+/* --- segments.c: the tokens over which routers have metrics and losses --- */
+/* Of the micro-batches of a step, over all replicas. */
+struct rk_step_totals {
+    double num_tokens, num_seqs;
+};
+/* Sets pass->routers, except for the sums, for a pass that has begun. totals: used only with losses. */
+struct rk_status *rk_model_upload_segments(const struct rk_model_core *core, struct rk_pass *pass,
+                                           const struct rk_packed *packed,
+                                           const struct rk_step_totals *totals) RK_NODISCARD;
 
 /* Fills params, layers, blocks, ropes, embedding, final_norm and head from core->config and core->dtype for
  * the rank at `coords`. Allocates nothing on the device. */
@@ -316,6 +332,7 @@ struct rk_micro_desc {
     const struct rk_engine_hooks *hooks; /* only on_alive is called; may be NULL */
     void *grads;                         /* flat buffer; NULL when no backward pass follows */
     rk_dtype_t grad_dtype;               /* of it */
+    const struct rk_step_totals *totals; /* only with router_sums */
     rk_tensor_t router_sums;    /* F64 [num_routes, columns], accumulated by backward passes; or none */
     const struct rk_side *side; /* side stream of the passes; may be NULL */
 };

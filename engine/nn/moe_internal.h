@@ -105,9 +105,10 @@ struct rk_status *rk_moe_choose_bwd(const struct rk_pass *pass, const struct rk_
                                     const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t dprobs,
                                     rk_tensor_t dx) RK_NODISCARD;
 /* --- moe_measure.c --- */
-/* Adds the tokens of the pass to the sums of the router, if the pass has them. */
+/* Adds the tokens of the pass to the sums of the router, and the gradients of its losses to dlogits stat
+ * [T, E], if the pass has them. Collective over cp, and over tp if ranks route their own rows. */
 struct rk_status *rk_moe_measure(const struct rk_pass *pass, const struct rk_block *block,
-                                 const struct rk_moe_saved *saved) RK_NODISCARD;
+                                 const struct rk_moe_saved *saved, rk_tensor_t dlogits) RK_NODISCARD;
 
 /* score stat [T, 1] = x . weight, prob = its sigmoid; and back, dx +=. */
 struct rk_status *rk_moe_gate(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,

@@ -101,7 +101,7 @@ struct rk_status *rk_moe_choose_bwd(const struct rk_pass *pass, const struct rk_
 
     RK_TRY(rk_activation_make(pass, block, RK_MOE_DLOGITS, &args.dlogits));
     RK_TRY(rk_moe_route_bwd(pass->stream, &args));
-    RK_TRY(rk_moe_measure(pass, block, saved));
+    RK_TRY(rk_moe_measure(pass, block, saved, args.dlogits));
     RK_TRY(scores_bwd(pass, block, &moe->router, x, args.dlogits, dx));
     rk_step_arena_release(pass->arena, mark);
     return NULL;

@@ -107,11 +107,14 @@ struct rk_pass {
         rk_tensor_t ids, chosen;
         int64_t num_tokens, begin;
     } routes;
-    /* What routers do is summed up in the backward pass. */
+    /* What routers do is summed up in the backward pass, which also adds the gradients of losses on their
+     * scores (struct rk_moe_balance_args). */
     struct {
         rk_tensor_t sums;     /* F64 [num_routes, E + RK_NUM_ROUTER_SUMS]; none: it is not */
-        rk_tensor_t segments; /* I32 [routes.num_tokens, or num_tokens without routes]: -1 for padding, else
-                               * 0; those of the tokens that this rank routes begin at routes.begin */
+        rk_tensor_t segments; /* I32 [routes.num_tokens, or num_tokens without routes]: -1 for padding; those
+                               * of the tokens that this rank routes begin at routes.begin */
+        rk_tensor_t weights;  /* stat [number of segments]: of their balance losses; none: there is none */
+        double z_weight;      /* of the z-loss of a token; 0: there is none */
     } routers;
     const struct rk_context *context;    /* NULL: this rank has the whole micro-batch */
     const struct rk_paged_step *paged;   /* NULL: packed */

@@ -75,6 +75,7 @@ struct rk_train_group {
 
 /* What the routers did: sums over their tokens (rk_moe_balance_args.sums), by layer of experts. */
 struct rk_router_sums {
+    struct rk_router_losses losses;
     int64_t num_layers, num_experts, columns; /* of the whole model; num_layers 0: it has no experts */
     void *device; /* F64 [num_layers, columns], of this rank, of the current step */
     double *host; /* the same of the whole mesh, of the last step */
@@ -181,9 +182,8 @@ struct rk_status *rk_router_sums_reset(struct rk_router_sums *sums, struct rk_st
  * those on the device to zero. */
 struct rk_status *rk_router_sums_fetch(struct rk_router_sums *sums,
                                        const struct rk_model_core *core) RK_NODISCARD;
-/* From sums [num_layers, num_experts + RK_NUM_ROUTER_SUMS]. Layers without tokens are not counted. */
-void rk_router_stats_of(struct rk_router_stats *out, const double *sums, int64_t num_layers,
-                        int64_t num_experts);
+/* From `host`. Layers without tokens are not counted. */
+void rk_router_stats_of(struct rk_router_stats *out, const struct rk_router_sums *sums);
 
 /* --- copies (copies.c) --- */
 

@@ -14,6 +14,7 @@ struct rk_status *rk_router_sums_create(struct rk_router_sums *out, const struct
 
     *out = (struct rk_router_sums){.num_layers = core->num_routes,
                                    .num_experts = core->config.moe.num_experts,
+                                   .losses = rk_router_losses_of(&core->moe),
                                    .columns = core->config.moe.num_experts + RK_NUM_ROUTER_SUMS};
     if (out->num_layers == 0)
         return NULL;
@@ -58,35 +59,48 @@ struct rk_status *rk_router_sums_fetch(struct rk_router_sums *sums, const struct
 }
 
 /* Adds a layer's terms to the sums over layers. */
-static void add_layer(struct rk_router_stats *out, const double *layer, int64_t num_experts)
+static void add_layer(struct rk_router_stats *out, const struct rk_router_sums *sums, const double *layer)
 {
-    const double *terms = layer + num_experts;
+    const double *terms = layer + sums->num_experts;
     double most = 0.0, total = 0.0, load;
 
-    for (int64_t e = 0; e < num_experts; e++) {
+    for (int64_t e = 0; e < sums->num_experts; e++) {
         most = RK_MAX(most, layer[e]);
         total += layer[e];
     }
-    load = most * (double)num_experts / RK_MAX(total, 1.0);
+    load = most * (double)sums->num_experts / RK_MAX(total, 1.0);
     out->max_load += load;
     out->max_load_of_layers = RK_MAX(out->max_load_of_layers, load);
     out->entropy += terms[RK_ROUTER_ENTROPY] / terms[RK_ROUTER_TOKENS];
+    if (out->balance_name)
+        out->balance_loss += terms[RK_ROUTER_BALANCE] / sums->losses.balance_coeff;
+    if (out->has_z_loss)
+        out->z_loss += terms[RK_ROUTER_Z] / terms[RK_ROUTER_TOKENS];
     out->num_layers++;
 }
 
-void rk_router_stats_of(struct rk_router_stats *out, const double *sums, int64_t num_layers,
-                        int64_t num_experts)
+static void name_losses(struct rk_router_stats *out, const struct rk_router_losses *losses)
+{
+    if (losses->balance_coeff > 0.0)
+        out->balance_name = losses->is_per_sequence ? "seq_load_balancing_loss" : "load_balancing_loss";
+    out->has_z_loss = losses->z_coeff > 0.0;
+}
+
+void rk_router_stats_of(struct rk_router_stats *out, const struct rk_router_sums *sums)
 {
     double count;
 
     *out = (struct rk_router_stats){0};
-    for (int64_t layer = 0; layer < num_layers; layer++) {
-        const double *row = sums + layer * (num_experts + RK_NUM_ROUTER_SUMS);
+    name_losses(out, &sums->losses);
+    for (int64_t layer = 0; layer < sums->num_layers; layer++) {
+        const double *row = sums->host + layer * sums->columns;
 
-        if (row[num_experts + RK_ROUTER_TOKENS] > 0.0)
-            add_layer(out, row, num_experts);
+        if (row[sums->num_experts + RK_ROUTER_TOKENS] > 0.0)
+            add_layer(out, sums, row);
     }
     count = (double)RK_MAX(out->num_layers, 1);
     out->max_load /= count;
     out->entropy /= count;
+    out->balance_loss /= count;
+    out->z_loss /= count;
 }

@@ -306,7 +306,7 @@ static struct rk_status *run_step(struct rk_model *model, const struct rk_optim_
     RK_TRY(rk_train_reduce(model));
     RK_TRY(rk_router_sums_fetch(routers, model->core));
     RK_TRY(rk_train_grad_norm(model, &stats->grad_norm, &is_finite)); /* waits for the stream */
-    rk_router_stats_of(&stats->routers, routers->host, routers->num_layers, routers->num_experts);
+    rk_router_stats_of(&stats->routers, routers);
     if (!is_finite)
         return skip(model->train, stats);
     model->train->skipped_in_a_row = 0;

@@ -90,6 +90,7 @@ struct batches {
     struct rk_model *model;
     const struct rk_train_work *work;
     struct rk_train_micro micro; /* the last one that was bound */
+    struct rk_step_totals totals;
 };
 
 static struct rk_status *bind(void *user, int64_t i, struct rk_micro_desc *desc)
@@ -111,6 +112,7 @@ static struct rk_status *bind(void *user, int64_t i, struct rk_micro_desc *desc)
         .hooks = micro->hooks,
         .grads = batches->model->train->grads,
         .grad_dtype = batches->model->train->pass_dtype,
+        .totals = &batches->totals,
         .router_sums = rk_router_sums_tensor(&batches->model->train->routers),
         .side = batches->model->train->side.stream ? &batches->model->train->side : NULL,
     };
@@ -157,11 +159,35 @@ static struct rk_status *on_step(void *user, struct rk_pipeline_step step, bool 
     return work->on_step ? work->on_step(work->user, step, is_done) : NULL;
 }
 
+/* Sums over the micro-batches and replicas, for losses of routers; 0 without them. */
+static struct rk_status *count_totals(struct batches *batches)
+{
+    const struct rk_model_core *core = batches->model->core;
+    struct rk_router_losses losses = rk_router_losses_of(&core->moe);
+    struct rk_comm_group *dp = rk_mesh_comms_group(core->mesh, RK_GROUP_DP);
+    double values[2] = {0};
+
+    if (losses.balance_coeff == 0.0 && losses.z_coeff == 0.0)
+        return NULL;
+    for (int64_t i = 0; i < batches->work->count; i++) {
+        struct rk_train_micro micro = {0};
+
+        RK_TRY(batches->work->bind(batches->work->user, i, &micro));
+        values[0] += (double)micro.packed->num_tokens;
+        values[1] += (double)micro.packed->num_seqs;
+    }
+    if (rk_comm_group_size(dp) > 1)
+        RK_TRY(rk_engine_sum(dp, core->stream, core->scratch, values, RK_ARRAY_LEN(values)));
+    batches->totals = (struct rk_step_totals){.num_tokens = values[0], .num_seqs = values[1]};
+    return NULL;
+}
+
 struct rk_status *rk_train_micro_batches(struct rk_model *model, const struct rk_train_work *work)
 {
     struct batches batches = {.model = model, .work = work};
 
     RK_TRY(rk_train_check_enabled(model));
+    RK_TRY(count_totals(&batches));
     return rk_pipeline_run(model, &(struct rk_pipeline_work){.count = work->count,
                                                              .trains = true,
                                                              .bind = bind,

@@ -23,7 +23,7 @@ RK_BEGIN_DECLS
 #define RK_GATE_DIFFS_MAX    (2 * RK_GATE_PARAMS_MAX + 16)
 #define RK_GATE_MAX_RANKS    8
 #define RK_GATE_ROUTES_MAX   12 /* layers times experts per token */
-#define RK_GATE_CASES_MAX    80 /* layouts */
+#define RK_GATE_CASES_MAX    96 /* layouts */
 
 struct rk_gate_model {
     const char *name, *config; /* text of a config.json */
@@ -34,6 +34,10 @@ struct rk_gate_model {
     int32_t num_experts;
     /* Router replay: routes are given, a function of token and layer. Then BF16 is compared as well. */
     int32_t num_routes, top_k; /* layers of experts, and experts per token; 0: routers choose */
+    /* Losses of routers. That of a micro-batch (aux_loss) depends on how sequences are divided among
+     * micro-batches: it is compared only in layouts with one. Padding at the end of sequences, whose tokens
+     * are tokens to a router, is left out with all of them. */
+    struct rk_moe_knobs moe;
 };
 
 struct rk_gate_layout {

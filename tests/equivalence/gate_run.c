@@ -184,6 +184,7 @@ static struct rk_test_model_spec spec_of(const struct rk_gate_case *test, struct
         .etp = layout->etp,
         .moe_dispatch_tokens = layout->moe_dispatch_tokens,
         .moe_keep_dispatched = layout->moe_keep_dispatched,
+        .moe = test->model->moe,
         .pp = layout->pp,
         .vpp = layout->vpp,
         .num_first = layout->num_first,
@@ -298,6 +299,17 @@ bool rk_gate_has_ranks(const struct rk_gate_layout *layout)
     return rk_gate_num_ranks(layout) <= rk_test_device_max_ranks();
 }
 
+static bool has_comparable_losses(const struct rk_gate_case *test)
+{
+    const struct rk_moe_knobs *moe = &test->model->moe;
+    const struct rk_gate_layout *layout = test->layout;
+    bool is_whole = layout->dp <= 1 && layout->num_micro_batches <= 1;
+
+    if (moe->aux_loss_coeff == 0.0 && moe->z_loss_coeff == 0.0)
+        return true;
+    return !layout->is_padded && (is_whole || strcmp(moe->balancing_type, "aux_loss") != 0);
+}
+
 /* F64 is only for the CPU. The fake NCCL is slow: it runs only BF16, which NCCL's sums round after each
  * addition. */
 bool rk_gate_can_run(const struct rk_gate_case *test)
@@ -310,7 +322,7 @@ bool rk_gate_can_run(const struct rk_gate_case *test)
         return false;
     if (test->model->num_experts % RK_MAX(test->layout->ep, 1) != 0)
         return false;
-    return rk_gate_has_ranks(test->layout);
+    return has_comparable_losses(test) && rk_gate_has_ranks(test->layout);
 }
 
 struct rk_gate_outcome *rk_gate_run(const struct rk_gate_case *cases, int32_t count)

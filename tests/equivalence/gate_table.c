@@ -42,12 +42,21 @@
     " \"max_position_embeddings\": 128, \"initializer_range\": 0.1, \"tie_word_embeddings\": " tie "}"
 
 /* A value or score head has a weight of its own: it is not tied. The last four: the dtypes of the sample. */
-#define FAMILY(type, lm, tied, value, score)                             \
-    {type, CONFIG(type, "false"), "lm", lm, 0, 0, 0},                    \
-        {type "_tied", CONFIG(type, "true"), "lm", tied, 0, 0, 0},       \
-        {type "_value", CONFIG(type, "false"), "value", value, 0, 0, 0}, \
-    {                                                                    \
-        type "_score", CONFIG(type, "false"), "score", score, 0, 0, 0    \
+#define FAMILY(type, lm, tied, value, score)                                  \
+    {type, CONFIG(type, "false"), "lm", lm, 0, 0, 0, {0}},                    \
+        {type "_tied", CONFIG(type, "true"), "lm", tied, 0, 0, 0, {0}},       \
+        {type "_value", CONFIG(type, "false"), "value", value, 0, 0, 0, {0}}, \
+    {                                                                         \
+        type "_score", CONFIG(type, "false"), "score", score, 0, 0, 0,        \
+        {                                                                     \
+            0                                                                 \
+        }                                                                     \
+    }
+
+/* Their gradients have the size of the main loss's. */
+#define ROUTER_LOSSES(type)                                                   \
+    {                                                                         \
+        .balancing_type = (type), .aux_loss_coeff = 0.2, .z_loss_coeff = 0.02 \
     }
 
 const struct rk_gate_model rk_gate_models[] = {
@@ -57,17 +66,41 @@ const struct rk_gate_model rk_gate_models[] = {
     FAMILY("qwen2", RK_DTYPE_BF16, RK_DTYPE_F64, RK_DTYPE_BF16, RK_DTYPE_F32),
     /* Norms of queries and keys, whose gradients are partial on every tp rank. */
     FAMILY("qwen3", RK_DTYPE_BF16, RK_DTYPE_F32, RK_DTYPE_F64, RK_DTYPE_BF16),
-    {"qwen2_moe", SPARSE("qwen2_moe", "false", QWEN2_MOE), "lm", RK_DTYPE_F64, 7, 0, 0},
-    {"qwen3_moe_tied", SPARSE("qwen3_moe", "true", QWEN3_MOE), "lm", RK_DTYPE_F32, 8, 0, 0},
-    {"qwen2_moe_value", SPARSE("qwen2_moe", "false", QWEN2_MOE_8), "value", RK_DTYPE_F64, 8, 0, 0},
-    {"mixtral", SPARSE("mixtral", "false", MIXTRAL), "lm", RK_DTYPE_F64, 8, 0, 0},
-    {"qwen2_moe_replay", SPARSE("qwen2_moe", "false", QWEN2_MOE_8), "lm", RK_DTYPE_BF16, 8, 3, 2},
-    {"latent", LATENT("false", "\"q_lora_rank\": 27, \"first_k_dense_replace\": 4,"), "lm", RK_DTYPE_BF16, 0,
-     0, 0},
-    {"latent_tied", LATENT("true", "\"q_lora_rank\": null, \"first_k_dense_replace\": 4,"), "lm",
-     RK_DTYPE_F64, 0, 0, 0},
-    {"latent_moe", LATENT("false", "\"q_lora_rank\": 27, \"first_k_dense_replace\": 1,"), "lm", RK_DTYPE_F64,
-     8, 0, 0},
+    {"qwen2_moe", SPARSE("qwen2_moe", "false", QWEN2_MOE), "lm", RK_DTYPE_F64, 7, 0, 0, {0}},
+    {"qwen3_moe_tied", SPARSE("qwen3_moe", "true", QWEN3_MOE), "lm", RK_DTYPE_F32, 8, 0, 0, {0}},
+    {"qwen2_moe_value", SPARSE("qwen2_moe", "false", QWEN2_MOE_8), "value", RK_DTYPE_F64, 8, 0, 0, {0}},
+    {"mixtral", SPARSE("mixtral", "false", MIXTRAL), "lm", RK_DTYPE_F64, 8, 0, 0, {0}},
+    {"qwen2_moe_replay", SPARSE("qwen2_moe", "false", QWEN2_MOE_8), "lm", RK_DTYPE_BF16, 8, 3, 2, {0}},
+    {"latent",
+     LATENT("false", "\"q_lora_rank\": 27, \"first_k_dense_replace\": 4,"),
+     "lm",
+     RK_DTYPE_BF16,
+     0,
+     0,
+     0,
+     {0}},
+    {"latent_tied",
+     LATENT("true", "\"q_lora_rank\": null, \"first_k_dense_replace\": 4,"),
+     "lm",
+     RK_DTYPE_F64,
+     0,
+     0,
+     0,
+     {0}},
+    {"latent_moe",
+     LATENT("false", "\"q_lora_rank\": 27, \"first_k_dense_replace\": 1,"),
+     "lm",
+     RK_DTYPE_F64,
+     8,
+     0,
+     0,
+     {0}},
+    {"qwen2_moe_seq_aux", SPARSE("qwen2_moe", "false", QWEN2_MOE_8), "lm", RK_DTYPE_F64, 8, 0, 0,
+     ROUTER_LOSSES("seq_aux_loss")},
+    {"mixtral_aux", SPARSE("mixtral", "false", MIXTRAL), "lm", RK_DTYPE_F64, 8, 0, 0,
+     ROUTER_LOSSES("aux_loss")},
+    {"latent_moe_seq_aux", LATENT("false", "\"q_lora_rank\": 27, \"first_k_dense_replace\": 1,"), "lm",
+     RK_DTYPE_F32, 8, 0, 0, ROUTER_LOSSES("seq_aux_loss")},
 };
 const size_t rk_gate_num_models = RK_ARRAY_LEN(rk_gate_models);
 
@@ -158,6 +191,14 @@ const struct rk_gate_layout rk_gate_layouts[] = {
      .recompute_num_layers = 3},
     {"t2sp2d2e2_m2_kept_rounds", "mixtral", .tp = 2, SP, .pp = 2, .dp = 2, .ep = 2, KEPT(11), MICRO(2)},
     {"t2sd2e2_m2_strict", "latent_moe", .tp = 2, SP, .dp = 2, .ep = 2, MICRO(2), .is_strict = true},
+    /* Losses of routers: counts over the ranks of a micro-batch, shares of the step. */
+    {"t2_recompute1_aux", "mixtral_aux", .tp = 2, .recompute_num_layers = 1},
+    {"t2sc2_etp1_e4_aux", "mixtral_aux", .tp = 2, SP, .cp = 2, .etp = 1, .ep = 4},
+    {"p2_aux", "mixtral_aux", .pp = 2},
+    {"m3_recompute3_aux", "qwen2_moe_seq_aux", MICRO(3), .recompute_num_layers = 3},
+    {"c2d2e2_m3_aux", "qwen2_moe_seq_aux", .cp = 2, .dp = 2, .ep = 2, MICRO(3)},
+    {"t2sd2_etp1_e4_m2_aux", "qwen2_moe_seq_aux", .tp = 2, SP, .dp = 2, .etp = 1, .ep = 4, MICRO(2)},
+    {"t2d2p2_m2_aux", "latent_moe_seq_aux", .tp = 2, .dp = 2, .pp = 2, MICRO(2)},
 };
 const size_t rk_gate_num_layouts = RK_ARRAY_LEN(rk_gate_layouts);
 

@@ -26,7 +26,7 @@ struct rk_test_model_spec {
     int32_t num_first, num_last; /* layers of the first and of the last stage; 0: as many as the other
                                   * stages */
     bool sequence_parallel;      /* sequence parallelism */
-    bool freezes_router;         /* of layers of experts */
+    struct rk_moe_knobs moe;     /* of layers of experts */
     struct rk_comm_world *world; /* of tp * cp * dp * pp ranks; NULL for one rank */
     struct rk_stream *stream;    /* of the rank (rk_test_rank_stream), borrowed; NULL: one is created */
 };

@@ -146,7 +146,8 @@ static struct rk_status *read_replay(struct rk_model_replay *out, const struct r
     return rk_json_get_bool(options, "", RK_KNOB_REPLAY_COMPARES, &out->compares);
 }
 
-static const struct rk_knob moe_knobs[] = {RK_MOE_KNOBS(RK_KNOB_ROW, struct rk_moe_knobs, , )};
+static const struct rk_knob moe_knobs[] = {RK_MOE_KNOBS(RK_KNOB_ROW, struct rk_moe_knobs, , )
+                                               RK_ROUTER_KNOBS(RK_KNOB_ROW, struct rk_moe_knobs, , )};
 static const struct rk_knob init_knobs[] = {RK_INIT_KNOBS(RK_KNOB_ROW, struct rk_init_knobs, , )};
 
 static struct rk_status *read_model(struct rk_model_build *build, const struct rk_json *options)

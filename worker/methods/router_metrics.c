@@ -12,6 +12,10 @@ void rk_router_metrics_add(struct rk_router_metrics *metrics, const struct rk_ro
     sum->max_load += stats->max_load;
     sum->max_load_of_layers = RK_MAX(sum->max_load_of_layers, stats->max_load_of_layers);
     sum->entropy += stats->entropy;
+    sum->balance_name = stats->balance_name;
+    sum->balance_loss += stats->balance_loss;
+    sum->has_z_loss = stats->has_z_loss;
+    sum->z_loss += stats->z_loss;
     metrics->num_steps++;
 }
 
@@ -34,4 +38,8 @@ void rk_router_metrics_report(const struct rk_router_metrics *metrics, struct rk
     report(job, prefix, "moe_max_load/mean", metrics->sum.max_load / n);
     report(job, prefix, "moe_max_load/max", metrics->sum.max_load_of_layers);
     report(job, prefix, "moe_router_entropy", metrics->sum.entropy / n);
+    if (metrics->sum.balance_name)
+        report(job, prefix, metrics->sum.balance_name, metrics->sum.balance_loss / n);
+    if (metrics->sum.has_z_loss)
+        report(job, prefix, "z_loss", metrics->sum.z_loss / n);
 }

@@ -103,6 +103,7 @@ static struct rk_json *actor_options(const struct rk_flow_context *ctx)
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_MEMORY);
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_RECOMPUTE);
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_MOE);
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_ROUTER);
     rk_json_set(options, "optim.total_training_steps", rk_json_new_int(ctx->total_steps));
     set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx, RK_ROLE_ACTOR, rk_job_actor_micro(ctx->job));
     set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, RK_ROLE_ACTOR,
@@ -142,6 +143,7 @@ static struct rk_json *critic_options(const struct rk_flow_context *ctx)
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_MEMORY);
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_RECOMPUTE);
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_MOE);
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_ROUTER);
     rk_json_set(options, "optim.total_training_steps", rk_json_new_int(ctx->total_steps));
     set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx, RK_ROLE_CRITIC, rk_job_critic_micro(ctx->job));
     set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, RK_ROLE_CRITIC,

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_knobs.h"
 #include "tests/support/test.h"
 
 static struct rk_status *load(struct rk_config **job, const char *const *args)
@@ -356,9 +357,10 @@ static void test_verl_features_that_rankd_lacks_are_refused(void **state)
         {"critic.model.lora_rank=8", "critic.model.lora_rank: expected 0, got 8"},
         {"critic.megatron.dtype=float16", "critic.megatron.dtype: expected bfloat16|float32|null"},
         {"critic.fsdp.ulysses_sequence_parallel_size=2", "expected 1, got 2"},
-        {"+" RK_JOB_ACTOR "megatron.override_transformer_config.moe_aux_loss_coeff=0.01",
-         "moe_aux_loss_coeff: expected 0|0.0|null, got 0.01"},
-        {"+" RK_JOB_ACTOR "megatron.override_transformer_config.moe_z_loss_coeff=0.001", "moe_z_loss_coeff"},
+        {"+" RK_JOB_ACTOR RK_KNOB_AUX_LOSS "=-0.01", RK_JOB_ACTOR RK_KNOB_AUX_LOSS},
+        {"+critic." RK_KNOB_Z_LOSS "=-1", "critic." RK_KNOB_Z_LOSS},
+        {"+" RK_JOB_ACTOR RK_KNOB_BALANCING_TYPE "=global_aux_loss", "none|aux_loss|seq_aux_loss"},
+        {"+critic." RK_KNOB_BALANCING_TYPE "=sinkhorn", "none|aux_loss|seq_aux_loss"},
         {"+critic.megatron.override_transformer_config.moe_expert_capacity_factor=1.25",
          "moe_expert_capacity_factor: expected null, got 1.25"},
         {"critic.optim.lr_scheduler_type=linear", "got \"linear\": optim.lr_decay_style"},

@@ -483,7 +483,7 @@ static void run_backward(struct rk_model *model)
 static void train_once(struct rk_test_model *test, const char *config, bool freezes_router, double *grad_norm)
 {
     const struct rk_test_model_spec spec = {
-        .config = config, .seed = 5, .dtype = RK_DTYPE_F64, .freezes_router = freezes_router};
+        .config = config, .seed = 5, .dtype = RK_DTYPE_F64, .moe = {.freezes_router = freezes_router}};
     struct rk_optim_config optim = rk_test_adamw(1e-2, 0.1, 0);
     struct rk_step_stats stats;
 

@@ -18,6 +18,15 @@
     "{\"model_type\": \"qwen2_moe\", \"moe_intermediate_size\": 12, \"num_experts\": 8," \
     " \"shared_expert_intermediate_size\": 16, \"num_experts_per_tok\": 2,"              \
     " \"mlp_only_layers\": [1], " SIZES "}"
+/* Sigmoids, groups and a correction bias. */
+#define SIGMOID                                                                                \
+    "{\"model_type\": \"deepseek_v3\", \"hidden_size\": 32, \"num_hidden_layers\": 3,"         \
+    " \"num_attention_heads\": 4, \"intermediate_size\": 24, \"vocab_size\": 67,"              \
+    " \"max_position_embeddings\": 64, \"initializer_range\": 0.15, \"q_lora_rank\": null,"    \
+    " \"kv_lora_rank\": 12, \"qk_nope_head_dim\": 6, \"qk_rope_head_dim\": 4,"                 \
+    " \"v_head_dim\": 5, \"first_k_dense_replace\": 0, \"n_routed_experts\": 8,"               \
+    " \"num_experts_per_tok\": 2, \"n_group\": 4, \"topk_group\": 2, \"n_shared_experts\": 1," \
+    " \"moe_intermediate_size\": 12}"
 #define DENSE         "{\"model_type\": \"qwen3\", " SIZES "}"
 #define NUM_EXPERTS   8
 #define TOP_K         2
@@ -99,10 +108,10 @@ struct layout {
     int32_t tp, cp, dp, pp, ep, etp, num_micro;
     bool sequence_parallel, gives_routes;
     int64_t recompute_num_layers;
+    struct rk_moe_knobs moe;
 };
 
-static struct rk_status *run_step(struct rk_test_model *test, const struct layout *layout,
-                                  struct rk_step_stats *stats)
+static struct rk_status *run_passes(struct rk_test_model *test, const struct layout *layout)
 {
     int32_t num_micro = RK_MAX(layout->num_micro, 1);
     struct batch batch = {.dp = RK_MAX(layout->dp, 1),
@@ -111,9 +120,14 @@ static struct rk_status *run_step(struct rk_test_model *test, const struct layou
                           .gives_routes = layout->gives_routes};
 
     RK_TRY(rk_train_begin(test->model));
-    RK_TRY(rk_train_micro_batches(
-        test->model,
-        &(struct rk_train_work){.count = num_micro, .is_last = true, .bind = bind, .user = &batch}));
+    return rk_train_micro_batches(test->model,
+                                  &(struct rk_train_work){.count = num_micro, .bind = bind, .user = &batch});
+}
+
+static struct rk_status *run_step(struct rk_test_model *test, const struct layout *layout,
+                                  struct rk_step_stats *stats)
+{
+    RK_TRY(run_passes(test, layout));
     return rk_train_step(test->model, stats);
 }
 
@@ -132,6 +146,7 @@ static struct rk_status *open_training(struct rk_test_model *test, const char *c
                                             .ep = layout->ep,
                                             .etp = layout->etp,
                                             .sequence_parallel = layout->sequence_parallel,
+                                            .moe = layout->moe,
                                             .world = world};
 
     RK_TRY(rk_test_model_open(test, &spec));
@@ -144,31 +159,35 @@ static struct rk_status *open_training(struct rk_test_model *test, const char *c
 static void test_stats_equal_values_computed_by_hand(void **state)
 {
     enum { EXPERTS = 4, COLUMNS = EXPERTS + RK_NUM_ROUTER_SUMS };
-    const double sums[3 * COLUMNS] = {
-        3,
-        1,
-        0,
-        4,
-        [EXPERTS + RK_ROUTER_TOKENS] = 4,
-        [EXPERTS + RK_ROUTER_ENTROPY] = 2,
-        [2 * COLUMNS] = 2,
-        2,
-        2,
-        2,
-        [2 * COLUMNS + EXPERTS + RK_ROUTER_TOKENS] = 4,
-        [2 * COLUMNS + EXPERTS + RK_ROUTER_ENTROPY] = 5,
-    };
+    double host[3][COLUMNS] = {{3, 1, 0, 4}, {0}, {2, 2, 2, 2}};
+    struct rk_router_sums sums = {.num_layers = 3,
+                                  .num_experts = EXPERTS,
+                                  .columns = COLUMNS,
+                                  .host = host[0],
+                                  .losses = {.balance_coeff = 0.5, .z_coeff = 0.1}};
     struct rk_router_stats stats;
 
     (void)state;
-    rk_router_stats_of(&stats, sums, 3, EXPERTS);
+    host[0][EXPERTS + RK_ROUTER_TOKENS] = host[2][EXPERTS + RK_ROUTER_TOKENS] = 4;
+    host[0][EXPERTS + RK_ROUTER_ENTROPY] = 2;
+    host[2][EXPERTS + RK_ROUTER_ENTROPY] = 5;
+    host[0][EXPERTS + RK_ROUTER_BALANCE] = 0.75;
+    host[2][EXPERTS + RK_ROUTER_BALANCE] = 0.5;
+    host[2][EXPERTS + RK_ROUTER_Z] = 12;
+    rk_router_stats_of(&stats, &sums);
     assert_int_equal(stats.num_layers, 2);
     assert_true(stats.max_load == 1.5); /* 4 over 8 / 4, and 1 */
     assert_true(stats.max_load_of_layers == 2.0);
     assert_true(stats.entropy == (0.5 + 1.25) / 2);
-    rk_router_stats_of(&stats, sums, 0, EXPERTS);
+    assert_string_equal(stats.balance_name, "load_balancing_loss");
+    assert_true(stats.balance_loss == 1.25);
+    assert_true(stats.has_z_loss && stats.z_loss == 1.5);
+    sums.num_layers = 0;
+    sums.losses = (struct rk_router_losses){0};
+    rk_router_stats_of(&stats, &sums);
     assert_int_equal(stats.num_layers, 0);
     assert_true(stats.max_load == 0.0 && stats.entropy == 0.0);
+    assert_true(!stats.balance_name && !stats.has_z_loss);
 }
 
 /* Goal: with given experts the counts are those of a table, and each step has its own. */
@@ -203,6 +222,18 @@ static void test_counts_are_those_of_given_experts(void **state)
     rk_test_model_close(&test);
 }
 
+static void zero_routers(struct rk_test_model *test)
+{
+    for (int64_t i = 0; i < rk_model_num_params(test->model); i++) {
+        const struct rk_placement *placement = rk_model_placement_at(test->model, i);
+        double *values = (double *)test->model->core->values + placement->offset;
+
+        if (strstr(rk_model_param_at(test->model, i)->name, "mlp.gate.weight"))
+            assert_ok(rk_stream_zero(test->stream, values,
+                                     (size_t)rk_placement_num_elements(placement) * sizeof(*values)));
+    }
+}
+
 /* Goal: a router whose weights are 0 has the entropy of an even distribution, and sends all tokens to the
  * first experts. */
 static void test_even_scores_have_the_largest_entropy_and_load(void **state)
@@ -213,19 +244,179 @@ static void test_even_scores_have_the_largest_entropy_and_load(void **state)
 
     (void)state;
     assert_ok(open_training(&test, SPARSE, &layout, NULL));
-    for (int64_t i = 0; i < rk_model_num_params(test.model); i++) {
-        const struct rk_placement *placement = rk_model_placement_at(test.model, i);
-        double *values = (double *)test.model->core->values + placement->offset;
-
-        if (strstr(rk_model_param_at(test.model, i)->name, "mlp.gate.weight"))
-            assert_ok(rk_stream_zero(test.stream, values,
-                                     (size_t)rk_placement_num_elements(placement) * sizeof(*values)));
-    }
+    zero_routers(&test);
     assert_ok(run_step(&test, &layout, &stats));
     assert_float_equal(stats.routers.entropy, log(NUM_EXPERTS), 1e-12);
     assert_true(stats.routers.max_load == (double)NUM_EXPERTS / TOP_K);
     assert_true(stats.routers.max_load_of_layers == (double)NUM_EXPERTS / TOP_K);
     rk_test_model_close(&test);
+}
+
+/* --- losses --- */
+
+#define AUX(type)                                                             \
+    {                                                                         \
+        .balancing_type = (type), .aux_loss_coeff = 0.3, .z_loss_coeff = 0.05 \
+    }
+
+/* Goal: the losses of routers whose weights are 0 equal the values computed by hand, for any division into
+ * micro-batches: 1, because all tokens go to top_k experts and all have the same p, and log(num_experts)^2.
+ */
+static void test_losses_of_even_scores_equal_values_computed_by_hand(void **state)
+{
+    static const struct {
+        struct layout layout;
+        const char *name;
+    } cases[] = {
+        {{.moe = AUX("aux_loss")}, "load_balancing_loss"},
+        {{.moe = AUX("aux_loss"), .num_micro = 3}, "load_balancing_loss"},
+        {{.moe = AUX("seq_aux_loss"), .num_micro = 2}, "seq_load_balancing_loss"},
+        {{.moe = AUX("seq_aux_loss"), .num_micro = 2, .gives_routes = true}, "seq_load_balancing_loss"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_step_stats stats;
+        struct rk_test_model test;
+
+        assert_ok(open_training(&test, SPARSE, &cases[i].layout, NULL));
+        zero_routers(&test);
+        assert_ok(run_step(&test, &cases[i].layout, &stats));
+        assert_string_equal(stats.routers.balance_name, cases[i].name);
+        assert_float_equal(stats.routers.balance_loss, 1.0, 1e-12);
+        assert_true(stats.routers.has_z_loss);
+        assert_float_equal(stats.routers.z_loss, log(NUM_EXPERTS) * log(NUM_EXPERTS), 1e-12);
+        rk_test_model_close(&test);
+    }
+}
+
+struct loss_case {
+    const char *label, *config;
+    struct layout layout;
+};
+
+static const struct loss_case loss_cases[] = {
+    {"aux_loss", SPARSE, {.moe = AUX("aux_loss"), .num_micro = 2}},
+    {"seq_aux_loss", SPARSE, {.moe = AUX("seq_aux_loss")}},
+    {"z alone", SPARSE, {.moe = {.balancing_type = "none", .aux_loss_coeff = 0.3, .z_loss_coeff = 0.05}}},
+    {"given experts", SPARSE, {.moe = AUX("seq_aux_loss"), .num_micro = 3, .gives_routes = true}},
+    {"sigmoids and groups", SIGMOID, {.moe = AUX("seq_aux_loss"), .num_micro = 2}},
+};
+
+/* Adds the main loss of a micro-batch. */
+static void add_main_loss(struct rk_test_model *test, struct batch *batch, int64_t i, double *loss)
+{
+    double log_probs[NUM_TOKENS];
+    struct rk_train_micro micro;
+
+    assert_ok(bind(batch, i, &micro));
+    assert_ok(rk_model_forward(test->model, &batch->packed, 1, NULL,
+                               &(struct rk_head_arrays){.of = {[RK_HEAD_LOG_PROBS] = log_probs}}));
+    for (int64_t t = 0; t < batch->packed.num_tokens; t++)
+        *loss -= log_probs[t] / NUM_TOKENS;
+}
+
+/* The loss whose gradient a step computes: the terms of routers are those that passes sum up. */
+static double total_loss(struct rk_test_model *test, const struct layout *layout)
+{
+    struct rk_router_sums *sums = &test->model->train->routers;
+    struct batch batch = {
+        .dp = 1, .num_micro = RK_MAX(layout->num_micro, 1), .gives_routes = layout->gives_routes};
+    double loss = 0.0;
+
+    for (int64_t i = 0; i < batch.num_micro; i++)
+        add_main_loss(test, &batch, i, &loss);
+    assert_ok(run_passes(test, layout));
+    assert_ok(rk_router_sums_fetch(sums, test->model->core));
+    assert_ok(rk_stream_sync(test->stream));
+    for (int64_t layer = 0; layer < sums->num_layers; layer++) {
+        const double *terms = sums->host + layer * sums->columns + sums->num_experts;
+
+        loss += terms[RK_ROUTER_BALANCE] + layout->moe.z_loss_coeff * terms[RK_ROUTER_Z] / NUM_TOKENS;
+    }
+    return loss;
+}
+
+static void check_element(struct rk_test_model *test, const struct loss_case *c, int64_t param, int64_t i,
+                          double gradient)
+{
+    const double step = 1e-5;
+    double *value =
+        (double *)test->model->core->values + rk_model_placement_at(test->model, param)->offset + i;
+    double old = *value, up, down, slope;
+
+    *value = old + step;
+    up = total_loss(test, &c->layout);
+    *value = old - step;
+    down = total_loss(test, &c->layout);
+    *value = old;
+    slope = (up - down) / (2 * step);
+    if (!(fabs(slope - gradient) <= 1e-7 * (1.0 + fabs(slope))))
+        fail_msg("%s: %s[%d]: gradient %.10g, differences give %.10g", c->label,
+                 rk_model_param_at(test->model, param)->name, (int)i, gradient, slope);
+}
+
+/* Elements of the first tensors, of norms and attention before routers, and of all routers. */
+static void check_gradients(struct rk_test_model *test, const struct loss_case *c)
+{
+    for (int64_t i = 0; i < rk_model_num_params(test->model); i++) {
+        const struct rk_param *param = rk_model_param_at(test->model, i);
+        int64_t count = rk_param_num_elements(param);
+        double *gradient;
+
+        if (strstr(param->name, "experts.") || param->flags & RK_PARAM_FROZEN)
+            continue;
+        gradient = rk_calloc((size_t)count, sizeof(*gradient));
+        assert_ok(run_passes(test, &c->layout));
+        assert_ok(rk_model_gather_param(test->model, i, RK_PARAM_GRADIENT, gradient));
+        for (int64_t k = 1; k <= 2; k++)
+            check_element(test, c, i, k * count / 3, gradient[k * count / 3]);
+        rk_free(gradient);
+    }
+}
+
+/* Goal: gradients with losses of routers equal finite differences of the whole loss. */
+static void test_gradients_of_losses_equal_differences(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(loss_cases); i++) {
+        struct rk_test_model test;
+
+        assert_ok(open_training(&test, loss_cases[i].config, &loss_cases[i].layout, NULL));
+        check_gradients(&test, &loss_cases[i]);
+        rk_test_model_close(&test);
+    }
+}
+
+/* Goal: a coefficient of a model that takes none is named with its value. */
+static void test_losses_that_do_not_fit_are_refused(void **state)
+{
+    static const struct {
+        const char *config;
+        struct layout layout;
+        const char *names[2];
+    } cases[] = {
+        {DENSE, {.moe = {.aux_loss_coeff = 0.01}}, {RK_KNOB_AUX_LOSS "=0.01", "expected 0"}},
+        {DENSE, {.moe = {.z_loss_coeff = 0.001}}, {RK_KNOB_Z_LOSS "=0.001", "expected 0"}},
+        {SPARSE,
+         {.moe = {.aux_loss_coeff = 0.5, .freezes_router = true}},
+         {RK_KNOB_AUX_LOSS "=0.5", RK_KNOB_FREEZE_ROUTER "=true"}},
+        {SPARSE,
+         {.moe = {.z_loss_coeff = 0.5, .freezes_router = true}},
+         {RK_KNOB_Z_LOSS "=0.5", RK_KNOB_FREEZE_ROUTER "=true"}},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_test_model test;
+        struct rk_status *st = open_training(&test, cases[i].config, &cases[i].layout, NULL);
+
+        assert_int_equal(rk_status_code(st), RK_INVALID_ARGUMENT);
+        for (int n = 0; n < 2; n++)
+            assert_non_null(strstr(rk_status_message(st), cases[i].names[n]));
+        rk_status_free(st);
+        rk_test_model_close(&test);
+    }
 }
 
 static void test_dense_model_has_no_routers(void **state)
@@ -300,6 +491,9 @@ int main(void)
         cmocka_unit_test(test_stats_equal_values_computed_by_hand),
         cmocka_unit_test(test_counts_are_those_of_given_experts),
         cmocka_unit_test(test_even_scores_have_the_largest_entropy_and_load),
+        cmocka_unit_test(test_losses_of_even_scores_equal_values_computed_by_hand),
+        cmocka_unit_test(test_gradients_of_losses_equal_differences),
+        cmocka_unit_test(test_losses_that_do_not_fit_are_refused),
         cmocka_unit_test(test_dense_model_has_no_routers),
         cmocka_unit_test(test_sums_equal_those_of_one_rank),
     };

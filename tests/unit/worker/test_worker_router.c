@@ -1,10 +1,11 @@
 /* Metrics of routers: reported by every update of a model with experts, equal on all replicas, and by no
- * other model. */
+ * other model; those of losses only if the losses are on. */
 #include "tests/unit/worker/cluster.h"
 
 #include <math.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_knobs.h"
 #include "base/rk_str.h"
 
 #define ROWS    4
@@ -112,18 +113,29 @@ static void check_metrics(struct test_cluster *cluster, const struct update *upd
         rk_job_destroy(jobs[rank]);
 }
 
-static void open_cluster(struct test_cluster *cluster, const char *hf_config)
+static char *options_of(const char *hf_config, const char *more)
+{
+    return rk_format("{\"model.hf_config\": %s%s}", hf_config, more);
+}
+
+static void open_workers(struct test_cluster *cluster)
 {
     const struct rk_mesh_spec spec = {.tp = 1, .cp = 1, .dp = NUM_DP, .pp = 1, .ep = 1};
     const struct test_mesh meshes[] = {{"actor", spec}, {"critic", spec}};
-    char *options = rk_format("{\"model.hf_config\": %s}", hf_config);
 
     test_cluster_open(cluster, NUM_DP, NULL);
     test_cluster_configure(cluster, 1, meshes, RK_ARRAY_LEN(meshes));
-    for (size_t i = 0; i < RK_ARRAY_LEN(meshes); i++) {
+}
+
+static void open_cluster(struct test_cluster *cluster, const char *hf_config, const char *more)
+{
+    char *options = options_of(hf_config, more);
+
+    open_workers(cluster);
+    for (size_t i = 0; i < RK_ARRAY_LEN(updates); i++) {
         struct rk_job *jobs[NUM_DP];
 
-        test_cluster_call(cluster, meshes[i].role, "init_model", options, NULL, jobs);
+        test_cluster_call(cluster, updates[i].role, "init_model", options, NULL, jobs);
         for (int32_t rank = 0; rank < NUM_DP; rank++) {
             assert_ok(rk_status_clone(jobs[rank]->status));
             rk_job_destroy(jobs[rank]);
@@ -137,7 +149,7 @@ static void test_updates_report_routers(void **state)
     struct test_cluster cluster;
 
     (void)state;
-    open_cluster(&cluster, MOE);
+    open_cluster(&cluster, MOE, "");
     for (size_t i = 0; i < RK_ARRAY_LEN(updates); i++)
         check_metrics(&cluster, &updates[i]);
     test_cluster_close(&cluster);
@@ -149,7 +161,7 @@ static void test_dense_models_report_none(void **state)
     struct rk_job *jobs[NUM_DP];
 
     (void)state;
-    open_cluster(&cluster, test_hf_config);
+    open_cluster(&cluster, test_hf_config, "");
     run(&cluster, &updates[0], jobs);
     assert_true(metric(jobs[0], &updates[0], "grad_norm") > 0.0);
     assert_true(isnan(metric(jobs[0], &updates[0], "moe_max_load/mean")));
@@ -159,11 +171,69 @@ static void test_dense_models_report_none(void **state)
     test_cluster_close(&cluster);
 }
 
+static void check_losses(struct test_cluster *cluster, const struct update *update)
+{
+    struct rk_job *jobs[NUM_DP];
+
+    run(cluster, update, jobs);
+    assert_true(metric(jobs[0], update, "seq_load_balancing_loss") > 0.0);
+    assert_true(metric(jobs[0], update, "z_loss") > 0.0);
+    assert_true(isnan(metric(jobs[0], update, "load_balancing_loss")));
+    for (int32_t rank = 0; rank < NUM_DP; rank++)
+        rk_job_destroy(jobs[rank]);
+}
+
+static void test_losses_are_reported_by_their_names(void **state)
+{
+    struct test_cluster cluster;
+
+    (void)state;
+    open_cluster(&cluster, MOE,
+                 ", \"" RK_KNOB_BALANCING_TYPE "\": \"seq_aux_loss\", \"" RK_KNOB_AUX_LOSS
+                 "\": 0.01, \"" RK_KNOB_Z_LOSS "\": 0.001");
+    for (size_t i = 0; i < RK_ARRAY_LEN(updates); i++)
+        check_losses(&cluster, &updates[i]);
+    test_cluster_close(&cluster);
+}
+
+/* Goal: a value that a key does not take is refused before memory is taken, and named. */
+static void test_bad_values_are_refused(void **state)
+{
+    static const struct {
+        const char *hf_config, *more, *names;
+    } cases[] = {
+        {MOE, ", \"" RK_KNOB_AUX_LOSS "\": -0.5", RK_KNOB_AUX_LOSS},
+        {MOE, ", \"" RK_KNOB_Z_LOSS "\": -1", RK_KNOB_Z_LOSS},
+        {MOE, ", \"" RK_KNOB_BALANCING_TYPE "\": \"global_aux_loss\"", RK_KNOB_BALANCING_TYPE},
+        {MOE, ", \"" RK_KNOB_BALANCING_TYPE "\": \"sinkhorn\"", "seq_aux_loss"},
+        {MOE, ", \"" RK_KNOB_FREEZE_ROUTER "\": true, \"" RK_KNOB_Z_LOSS "\": 0.5", RK_KNOB_Z_LOSS "=0.5"},
+        {test_hf_config, ", \"" RK_KNOB_AUX_LOSS "\": 0.25", RK_KNOB_AUX_LOSS "=0.25"},
+    };
+    struct test_cluster cluster;
+
+    (void)state;
+    open_workers(&cluster);
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *options = options_of(cases[i].hf_config, cases[i].more);
+        struct rk_job *jobs[NUM_DP];
+
+        test_cluster_call(&cluster, "actor", "init_model", options, NULL, jobs);
+        for (int32_t rank = 0; rank < NUM_DP; rank++) {
+            assert_fails(rk_status_clone(jobs[rank]->status), RK_INVALID_ARGUMENT, cases[i].names);
+            rk_job_destroy(jobs[rank]);
+        }
+        rk_free(options);
+    }
+    test_cluster_close(&cluster);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_updates_report_routers),
         cmocka_unit_test(test_dense_models_report_none),
+        cmocka_unit_test(test_losses_are_reported_by_their_names),
+        cmocka_unit_test(test_bad_values_are_refused),
     };
 
     return cmocka_run_group_tests_name("worker_router", tests, NULL, NULL);
