@@ -91,6 +91,16 @@ static void add_mini_batches(struct rk_verify_keys *keys, int64_t num_rows)
     rk_verify_keys_add(keys, "algorithm.filter_groups.enable=false");
 }
 
+/* A load-balancing loss over micro-batches depends on the layout, which divides the sequences. */
+static void add_balancing(struct rk_verify_keys *keys, const struct rk_config *job, const char *section)
+{
+    char *key = rk_format("%s" RK_KNOB_BALANCING_TYPE, section);
+
+    if (strcmp(rk_config_string(job, key), "aux_loss") == 0)
+        rk_verify_keys_add(keys, "%s=seq_aux_loss", key);
+    rk_free(key);
+}
+
 struct rk_status *rk_verify_add_common(struct rk_verify_keys *keys, const struct rk_config *job,
                                        const char *job_dir, const struct rk_verify_options *options)
 {
@@ -110,6 +120,7 @@ struct rk_status *rk_verify_add_common(struct rk_verify_keys *keys, const struct
         rk_verify_keys_add(keys, "%smegatron.grad_offload=false", trains[i]);
         rk_verify_keys_add(keys, "%soptim.lr_warmup_steps=0", trains[i]);
         rk_verify_keys_add(keys, "%soptim.lr_warmup_steps_ratio=0", trains[i]);
+        add_balancing(keys, job, trains[i]);
     }
     return add_layers(keys, job, job_dir, options);
 }

@@ -172,7 +172,7 @@ struct rk_router_losses {
     bool is_per_sequence;          /* the load is that of a sequence, not of a micro-batch */
 };
 struct rk_router_losses rk_router_losses_of(const struct rk_moe_knobs *knobs);
-/* INVALID_ARGUMENT names a key that the model does not take. */
+/* INVALID_ARGUMENT names a key that the model does not take, also of bias updates. */
 struct rk_status *rk_router_losses_check(const struct rk_moe_knobs *knobs,
                                          const struct rk_model_config *config) RK_NODISCARD;
 

@@ -37,6 +37,10 @@ static struct rk_status *check_coefficient(const char *key, double value, const 
 struct rk_status *rk_router_losses_check(const struct rk_moe_knobs *knobs,
                                          const struct rk_model_config *config)
 {
+    if (knobs->updates_bias && !config->moe.has_correction_bias)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "%s=true: expected false for a model without correction bias (%s)",
+                       RK_KNOB_EXPERT_BIAS, config->family);
     RK_TRY(check_coefficient(RK_KNOB_AUX_LOSS, coefficient(knobs->aux_loss_coeff), knobs, config));
     return check_coefficient(RK_KNOB_Z_LOSS, coefficient(knobs->z_loss_coeff), knobs, config);
 }

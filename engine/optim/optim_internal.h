@@ -185,6 +185,10 @@ struct rk_status *rk_router_sums_fetch(struct rk_router_sums *sums,
 /* From `host`. Layers without tokens are not counted. */
 void rk_router_stats_of(struct rk_router_stats *out, const struct rk_router_sums *sums);
 
+/* Moves the correction biases of this rank's layers by the counts of `host`, if the model is to: every copy
+ * in the same way (expert_bias.c). Waits for the stream. */
+struct rk_status *rk_train_update_biases(struct rk_model *model) RK_NODISCARD;
+
 /* --- copies (copies.c) --- */
 
 /* Collective over tp: for the parameters in elements [begin, end) of the flat buffer whose copies have

@@ -311,7 +311,8 @@ static struct rk_status *run_step(struct rk_model *model, const struct rk_optim_
         return skip(model->train, stats);
     model->train->skipped_in_a_row = 0;
     stats->has_begun = true;
-    return rk_train_apply(model, config, stats->grad_norm);
+    RK_TRY(rk_train_apply(model, config, stats->grad_norm));
+    return rk_train_update_biases(model);
 }
 
 struct rk_status *rk_train_step_with(struct rk_model *model, const struct rk_optim_config *config,

@@ -34,9 +34,9 @@ struct rk_gate_model {
     int32_t num_experts;
     /* Router replay: routes are given, a function of token and layer. Then BF16 is compared as well. */
     int32_t num_routes, top_k; /* layers of experts, and experts per token; 0: routers choose */
-    /* Losses of routers. That of a micro-batch (aux_loss) depends on how sequences are divided among
-     * micro-batches: it is compared only in layouts with one. Padding at the end of sequences, whose tokens
-     * are tokens to a router, is left out with all of them. */
+    /* Losses of routers, and updates of their biases. The loss of a micro-batch (aux_loss) depends on how
+     * sequences are divided among micro-batches: it is compared only in layouts with one. Padding at the end
+     * of sequences, whose tokens are tokens to a router, is left out with all of them. */
     struct rk_moe_knobs moe;
 };
 

@@ -305,7 +305,7 @@ static bool has_comparable_losses(const struct rk_gate_case *test)
     const struct rk_gate_layout *layout = test->layout;
     bool is_whole = layout->dp <= 1 && layout->num_micro_batches <= 1;
 
-    if (moe->aux_loss_coeff == 0.0 && moe->z_loss_coeff == 0.0)
+    if (moe->aux_loss_coeff == 0.0 && moe->z_loss_coeff == 0.0 && !moe->updates_bias)
         return true;
     return !layout->is_padded && (is_whole || strcmp(moe->balancing_type, "aux_loss") != 0);
 }

@@ -101,6 +101,14 @@ const struct rk_gate_model rk_gate_models[] = {
      ROUTER_LOSSES("aux_loss")},
     {"latent_moe_seq_aux", LATENT("false", "\"q_lora_rank\": 27, \"first_k_dense_replace\": 1,"), "lm",
      RK_DTYPE_F32, 8, 0, 0, ROUTER_LOSSES("seq_aux_loss")},
+    {"latent_moe_bias",
+     LATENT("false", "\"q_lora_rank\": null, \"first_k_dense_replace\": 1,"),
+     "lm",
+     RK_DTYPE_F64,
+     8,
+     0,
+     0,
+     {.updates_bias = true, .bias_update_rate = 0.02}},
 };
 const size_t rk_gate_num_models = RK_ARRAY_LEN(rk_gate_models);
 
@@ -198,6 +206,8 @@ const struct rk_gate_layout rk_gate_layouts[] = {
     {"m3_recompute3_aux", "qwen2_moe_seq_aux", MICRO(3), .recompute_num_layers = 3},
     {"c2d2e2_m3_aux", "qwen2_moe_seq_aux", .cp = 2, .dp = 2, .ep = 2, MICRO(3)},
     {"t2sd2_etp1_e4_m2_aux", "qwen2_moe_seq_aux", .tp = 2, SP, .dp = 2, .etp = 1, .ep = 4, MICRO(2)},
+    {"c2p2_m3_recompute1_bias", "latent_moe_bias", .cp = 2, .pp = 2, MICRO(3), .recompute_num_layers = 1},
+    {"t2sd2_etp1_e4_m2_bias", "latent_moe_bias", .tp = 2, SP, .dp = 2, .etp = 1, .ep = 4, MICRO(2)},
     {"t2d2p2_m2_aux", "latent_moe_seq_aux", .tp = 2, .dp = 2, .pp = 2, MICRO(2)},
 };
 const size_t rk_gate_num_layouts = RK_ARRAY_LEN(rk_gate_layouts);

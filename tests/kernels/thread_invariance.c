@@ -260,6 +260,29 @@ static struct rk_status *run_flat(struct kt *kt, rk_tensor_t out[4])
                                                         .grad_scale = 1.0});
 }
 
+static struct rk_status *run_moe_balance(struct kt *kt, rk_tensor_t out[4])
+{
+    enum { SEGMENTS = 3 };
+    rk_tensor_t ids = kt_random_ints(kt, ROWS, COLS), segments = kt_random_ints(kt, ROWS, SEGMENTS);
+
+    ids = rk_tensor_2d(ids.data, RK_DTYPE_I32, ROWS, 1);
+    out[0] = kt_zeros_1d(kt, RK_DTYPE_F64, COLS + RK_NUM_ROUTER_SUMS);
+    out[1] = zeros_2d(kt, ROWS, COLS);
+    out[2] = zeros_2d(kt, SEGMENTS, COLS);
+    RK_TRY(rk_moe_count(kt->stream,
+                        &(struct rk_moe_count_args){.counts = out[2], .ids = ids, .segments = segments}));
+    return rk_moe_balance(kt->stream,
+                          &(struct rk_moe_balance_args){
+                              .sums = out[0],
+                              .dlogits = out[1],
+                              .logits = random_2d(kt, ROWS, COLS),
+                              .ids = ids,
+                              .segments = segments,
+                              .counts = out[2],
+                              .weights = kt_randomize(kt, kt_zeros_1d(kt, RK_DTYPE_F32, SEGMENTS), 1.0),
+                              .z_weight = 0.5});
+}
+
 static const struct {
     const char *label;
     struct rk_status *(*run)(struct kt *kt, rk_tensor_t out[4]);
@@ -270,7 +293,7 @@ static const struct {
     {"vocab_stats", run_vocab},       {"top_k", run_top_k},
     {"sample", run_sample},           {"flat", run_flat},
     {"strict gemm", run_gemm_strict}, {"bias", run_bias},
-    {"project", run_project},
+    {"project", run_project},         {"moe_balance", run_moe_balance},
 };
 
 static void test_operators_thread_count_has_no_effect(void **state)

@@ -360,6 +360,8 @@ static void test_verl_features_that_rankd_lacks_are_refused(void **state)
         {"+" RK_JOB_ACTOR RK_KNOB_AUX_LOSS "=-0.01", RK_JOB_ACTOR RK_KNOB_AUX_LOSS},
         {"+critic." RK_KNOB_Z_LOSS "=-1", "critic." RK_KNOB_Z_LOSS},
         {"+" RK_JOB_ACTOR RK_KNOB_BALANCING_TYPE "=global_aux_loss", "none|aux_loss|seq_aux_loss"},
+        {"+" RK_JOB_ACTOR RK_KNOB_BIAS_RATE "=-0.001", RK_JOB_ACTOR RK_KNOB_BIAS_RATE},
+        {"+critic." RK_KNOB_EXPERT_BIAS "=1.5", "critic." RK_KNOB_EXPERT_BIAS},
         {"+critic." RK_KNOB_BALANCING_TYPE "=sinkhorn", "none|aux_loss|seq_aux_loss"},
         {"+critic.megatron.override_transformer_config.moe_expert_capacity_factor=1.25",
          "moe_expert_capacity_factor: expected null, got 1.25"},

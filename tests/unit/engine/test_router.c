@@ -1,12 +1,18 @@
 /* What routers did in a step: loads and entropy over all layers and ranks, in every layout as on one rank,
- * with padding and recomputed passes left out. */
+ * with padding and recomputed passes left out; losses on their scores; updates of correction biases. That
+ * gradients and biases do not depend on the layout is tested by the gate (tests/equivalence, models *_aux and
+ * *_bias). */
 #include "tests/support/test.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_str.h"
 #include "engine/optim/optim_internal.h"
+#include "engine/rk_checkpoint.h"
 #include "tests/support/models.h"
 #include "tests/support/ranks.h"
 
@@ -109,6 +115,7 @@ struct layout {
     bool sequence_parallel, gives_routes;
     int64_t recompute_num_layers;
     struct rk_moe_knobs moe;
+    bool is_bf16;
 };
 
 static struct rk_status *run_passes(struct rk_test_model *test, const struct layout *layout)
@@ -137,7 +144,7 @@ static struct rk_status *open_training(struct rk_test_model *test, const char *c
     const struct rk_optim_config optim = rk_test_adamw(1e-2, 0.1, 0);
     const struct rk_test_model_spec spec = {.config = config,
                                             .seed = 5,
-                                            .dtype = RK_DTYPE_F64,
+                                            .dtype = layout->is_bf16 ? RK_DTYPE_BF16 : RK_DTYPE_F64,
                                             .recompute_num_layers = layout->recompute_num_layers,
                                             .tp = layout->tp,
                                             .cp = layout->cp,
@@ -397,6 +404,8 @@ static void test_losses_that_do_not_fit_are_refused(void **state)
         const char *names[2];
     } cases[] = {
         {DENSE, {.moe = {.aux_loss_coeff = 0.01}}, {RK_KNOB_AUX_LOSS "=0.01", "expected 0"}},
+        {SPARSE, {.moe = {.updates_bias = true}}, {RK_KNOB_EXPERT_BIAS "=true", "expected false"}},
+        {DENSE, {.moe = {.updates_bias = true}}, {RK_KNOB_EXPERT_BIAS "=true", "expected false"}},
         {DENSE, {.moe = {.z_loss_coeff = 0.001}}, {RK_KNOB_Z_LOSS "=0.001", "expected 0"}},
         {SPARSE,
          {.moe = {.aux_loss_coeff = 0.5, .freezes_router = true}},
@@ -417,6 +426,126 @@ static void test_losses_that_do_not_fit_are_refused(void **state)
         rk_status_free(st);
         rk_test_model_close(&test);
     }
+}
+
+/* --- correction biases --- */
+
+#define NUM_BIASES 3 /* layers of SIGMOID */
+#define RATE       0.03125
+
+/* The values of all layers. */
+static void read_biases(struct rk_test_model *test, double biases[NUM_BIASES][NUM_EXPERTS])
+{
+    double parts[RK_PARAM_WIDE_PARTS][NUM_EXPERTS];
+    int num_biases = 0;
+
+    for (int64_t i = 0; i < rk_model_num_params(test->model); i++) {
+        if (!strstr(rk_model_param_at(test->model, i)->name, "e_score_correction_bias"))
+            continue;
+        assert_true(num_biases < NUM_BIASES);
+        assert_ok(rk_model_gather_param(test->model, i, RK_PARAM_VALUE, parts[0]));
+        for (int e = 0; e < NUM_EXPERTS; e++)
+            biases[num_biases][e] = parts[0][e] + parts[1][e] + parts[2][e];
+        num_biases++;
+    }
+    assert_int_equal(num_biases, NUM_BIASES);
+}
+
+/* Adds the moves that the counts of the last step ask for. */
+static void add_moves(const struct rk_router_sums *sums, double biases[NUM_BIASES][NUM_EXPERTS])
+{
+    const double mean = (double)NUM_TOKENS * TOP_K / NUM_EXPERTS;
+
+    for (int layer = 0; layer < NUM_BIASES; layer++) {
+        for (int e = 0; e < NUM_EXPERTS; e++) {
+            double load = sums->host[layer * sums->columns + e];
+
+            biases[layer][e] += load < mean ? RATE : load > mean ? -RATE : 0.0;
+        }
+    }
+}
+
+/* Goal: biases move by the rate towards even loads after every step, also in bf16. */
+static void test_biases_move_towards_even_loads(void **state)
+{
+    (void)state;
+    for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+        const struct layout layout = {
+            .num_micro = 2, .is_bf16 = is_bf16, .moe = {.updates_bias = true, .bias_update_rate = RATE}};
+        double expected[NUM_BIASES][NUM_EXPERTS], actual[NUM_BIASES][NUM_EXPERTS];
+        struct rk_step_stats stats;
+        struct rk_test_model test;
+
+        assert_ok(open_training(&test, SIGMOID, &layout, NULL));
+        read_biases(&test, expected);
+        for (int step = 0; step < 3; step++) {
+            assert_ok(run_step(&test, &layout, &stats));
+            assert_true(stats.routers.max_load > 1.0);
+            add_moves(&test.model->train->routers, expected);
+            read_biases(&test, actual);
+            assert_memory_equal(actual, expected, sizeof(expected));
+        }
+        rk_test_model_close(&test);
+    }
+}
+
+/* Goal: without the key, without a rate and with frozen routers biases stay. */
+static void test_biases_stay_unless_they_are_to_move(void **state)
+{
+    static const struct layout layouts_[] = {
+        {.moe = {.bias_update_rate = RATE}},
+        {.moe = {.updates_bias = true}},
+        {.moe = {.updates_bias = true, .bias_update_rate = NAN}},
+        {.moe = {.updates_bias = true, .bias_update_rate = RATE, .freezes_router = true}},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(layouts_); i++) {
+        double before[NUM_BIASES][NUM_EXPERTS], after[NUM_BIASES][NUM_EXPERTS];
+        struct rk_step_stats stats;
+        struct rk_test_model test;
+
+        assert_ok(open_training(&test, SIGMOID, &layouts_[i], NULL));
+        read_biases(&test, before);
+        assert_ok(run_step(&test, &layouts_[i], &stats));
+        read_biases(&test, after);
+        assert_memory_equal(after, before, sizeof(before));
+        rk_test_model_close(&test);
+    }
+}
+
+/* Goal: a checkpoint has the biases, with the optimizer state from which bf16 weights are made. */
+static void test_checkpoint_has_the_biases(void **state)
+{
+    const struct layout layout = {.is_bf16 = true, .moe = {.updates_bias = true, .bias_update_rate = RATE}};
+    double saved[NUM_BIASES][NUM_EXPERTS], loaded[NUM_BIASES][NUM_EXPERTS];
+    char *dir = rk_test_temp_path("biases"), *part = rk_format("%s/global_step_1/actor", dir);
+    const struct rk_checkpoint_save save = {.part_dir = part,
+                                            .role = "actor",
+                                            .global_step = 1,
+                                            .contents = RK_CHECKPOINT_MODEL | RK_CHECKPOINT_OPTIMIZER |
+                                                        RK_CHECKPOINT_EXTRA};
+    struct rk_checkpoint_report report;
+    struct rk_checkpoint_loaded info;
+    struct rk_step_stats stats;
+    struct rk_test_model test, other;
+
+    (void)state;
+    assert_int_equal(mkdir(dir, 0777), 0);
+    assert_ok(open_training(&test, SIGMOID, &layout, NULL));
+    assert_ok(run_step(&test, &layout, &stats));
+    read_biases(&test, saved);
+    assert_ok(rk_model_save_checkpoint(test.model, &save, NULL, &report));
+    assert_ok(open_training(&other, SIGMOID, &layout, NULL));
+    read_biases(&other, loaded);
+    assert_memory_not_equal(loaded, saved, sizeof(saved));
+    assert_ok(rk_model_load_checkpoint(other.model, part, 0, NULL, &info));
+    read_biases(&other, loaded);
+    assert_memory_equal(loaded, saved, sizeof(saved));
+    rk_test_model_close(&test);
+    rk_test_model_close(&other);
+    rk_free(part);
+    rk_free(dir);
 }
 
 static void test_dense_model_has_no_routers(void **state)
@@ -494,6 +623,9 @@ int main(void)
         cmocka_unit_test(test_losses_of_even_scores_equal_values_computed_by_hand),
         cmocka_unit_test(test_gradients_of_losses_equal_differences),
         cmocka_unit_test(test_losses_that_do_not_fit_are_refused),
+        cmocka_unit_test(test_biases_move_towards_even_loads),
+        cmocka_unit_test(test_biases_stay_unless_they_are_to_move),
+        cmocka_unit_test(test_checkpoint_has_the_biases),
         cmocka_unit_test(test_dense_model_has_no_routers),
         cmocka_unit_test(test_sums_equal_those_of_one_rank),
     };
