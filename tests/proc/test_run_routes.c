@@ -120,6 +120,9 @@ static void test_run_every_layout_replays_as_one_rank(void **state)
 {
     static const struct layout layouts[] = {
         {"one rank", "1", {TP "1"}},
+        {"recomputed activations",
+         "1",
+         {TP "1", ACTOR "megatron.override_transformer_config.recompute_granularity=full"}},
         {"pp 2 x cp 2",
          "4",
          {TP "1", ACTOR "megatron.pipeline_model_parallel_size=2", ACTOR "megatron.context_parallel_size=2"}},
