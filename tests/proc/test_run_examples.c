@@ -8,6 +8,8 @@
 #include "tests/proc/cli_fixture.h"
 
 #define DIGITS   RK_TEST_SOURCE_DIR "/examples/digits/"
+#define MOE      "actor_rollout_ref.model.hf_config_path=" DIGITS "config-moe.json"
+#define EP       "actor_rollout_ref.actor.megatron.expert_model_parallel_size="
 #define STEPS    4
 #define ARGS_MAX 20
 
@@ -103,6 +105,36 @@ static void test_run_examples_layouts_agree_and_the_loss_falls(void **state)
     }
 }
 
+/* Goal: both algorithms train experts, on one rank and with experts on two. */
+static void test_run_examples_train_experts(void **state)
+{
+    (void)state;
+    if (count_devices(2) < 2)
+        skip();
+    for (size_t k = 0; k < RK_ARRAY_LEN(kinds); k++) {
+        char *one = new_run_dir(), *two = new_run_dir();
+        double first = 0.0, last = 0.0;
+
+        run_job(kinds[k].job, one, "1", STEPS, (const char *const[]){MOE, NULL});
+        run_job(kinds[k].job, two, "2", STEPS, (const char *const[]){MOE, EP "2", NULL});
+        for (int64_t line = 1; line <= STEPS + 1; line++) {
+            struct rk_json *expected = read_metrics(one, line), *metrics = read_metrics(two, line);
+
+            for (size_t i = 0; i < RK_ARRAY_LEN(kinds[k].metrics) && kinds[k].metrics[i]; i++)
+                assert_near(metrics, expected, kinds[k].metrics[i]);
+            if (line == 2)
+                first = metric(metrics, "train/loss");
+            if (line > 1)
+                last = metric(metrics, "train/loss");
+            rk_json_free(expected);
+            rk_json_free(metrics);
+        }
+        assert_true(last < first);
+        rk_free(one);
+        rk_free(two);
+    }
+}
+
 static void test_run_examples_go_on_with_the_same_bits(void **state)
 {
     static const char *const saves[] = {"trainer.save_freq=2", NULL};
@@ -166,6 +198,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_run_examples_layouts_agree_and_the_loss_falls),
+        cmocka_unit_test(test_run_examples_train_experts),
         cmocka_unit_test(test_run_examples_go_on_with_the_same_bits),
         cmocka_unit_test(test_run_examples_bad_row_ends_the_run_before_it_begins),
     };

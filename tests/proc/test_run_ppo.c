@@ -35,6 +35,21 @@ static char *run_new(const char *num_daemons, const char *const *more)
     return run_new_tiny_job(num_daemons, keys, more);
 }
 
+static const char *const critic_metrics[] = {
+    "critic/vf_loss",      "critic/vf_clipfrac",   "critic/vpred_mean",       "critic/values/mean",
+    "critic/values/max",   "critic/grad_norm",     "critic/vf_explained_var", "critic/score/mean",
+    "critic/returns/mean", "critic/advantages/max"};
+
+static void assert_same_critic(const struct rk_json *metrics, const struct rk_json *expected)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(critic_metrics); i++) {
+        double value = metric(expected, critic_metrics[i]);
+
+        assert_below(critic_metrics[i], fabs(metric(metrics, critic_metrics[i]) - value),
+                     RK_TOL_F32_SUM * fmax(1.0, fabs(value)));
+    }
+}
+
 /* Goal: the critic learns from the first step, the actor from the second (critic_warmup); neither the layout
  * of the actor nor that of the critic changes what they learn. The critic's mini-batches are smaller than the
  * actor's, so they would differ if they were derived from the actor's layout. */
@@ -45,10 +60,6 @@ static void test_ppo_every_layout_gives_the_result_of_one_rank(void **state)
                                              {ACTOR TP "1", "critic." TP "2", NULL},
                                              {ACTOR TP "2", "critic." TP "1", NULL},
                                              {ACTOR TP "1", ACTOR CP "2", "critic." TP "1", NULL}};
-    static const char *const names[] = {"critic/vf_loss",     "critic/vf_clipfrac", "critic/vpred_mean",
-                                        "critic/values/mean", "critic/values/max",  "critic/vf_explained_var",
-                                        "critic/grad_norm",   "critic/score/mean",  "critic/advantages/max",
-                                        "critic/returns/mean"};
     int count = count_devices(4);
     char *num_daemons = rk_format("%d", count), *expected_dir = run_new("1", one_rank);
 
@@ -60,9 +71,7 @@ static void test_ppo_every_layout_gives_the_result_of_one_rank(void **state)
         for (int64_t step = 1; step <= 2; step++) {
             struct rk_json *metrics = read_metrics(dir, step), *expected = read_metrics(expected_dir, step);
 
-            for (size_t j = 0; j < RK_ARRAY_LEN(names); j++)
-                assert_below(names[j], fabs(metric(metrics, names[j]) - metric(expected, names[j])),
-                             RK_TOL_F32_SUM * fmax(1.0, fabs(metric(expected, names[j]))));
+            assert_same_critic(metrics, expected);
             assert_true(metric(metrics, "critic/lr") == 1e-4);
             assert_true(metric(metrics, "timing_s/values") > 0.0);
             assert_true(metric(metrics, "timing_s/update_critic") > 0.0);
@@ -75,6 +84,38 @@ static void test_ppo_every_layout_gives_the_result_of_one_rank(void **state)
     }
     rk_free(expected_dir);
     rk_free(num_daemons);
+}
+
+/* Goal: actor and critic with experts, which the ranks of one role or of both divide. */
+static void test_ppo_with_experts_gives_the_result_of_one_rank(void **state)
+{
+#define MODEL "actor_rollout_ref.model.hf_config_path=" RK_TEST_SOURCE_DIR "/examples/digits/config-moe.json"
+#define EP    "megatron.expert_model_parallel_size="
+    static const char *const layouts[][5] = {{MODEL, ACTOR TP "1", ACTOR EP "2", NULL},
+                                             {MODEL, ACTOR TP "1", ACTOR EP "1", "critic." EP "2", NULL}};
+    char *expected_dir;
+
+    (void)state;
+    if (count_devices(2) < 2)
+        skip();
+    expected_dir = run_new("1", (const char *const[]){MODEL, ACTOR TP "1", NULL});
+    for (size_t i = 0; i < RK_ARRAY_LEN(layouts); i++) {
+        char *dir = run_new("2", layouts[i]);
+
+        for (int64_t step = 1; step <= 2; step++) {
+            struct rk_json *metrics = read_metrics(dir, step), *expected = read_metrics(expected_dir, step);
+
+            assert_same_critic(metrics, expected);
+            if (step == 2)
+                assert_below("actor/grad_norm",
+                             fabs(metric(metrics, "actor/grad_norm") - metric(expected, "actor/grad_norm")),
+                             RK_TOL_F32_SUM * fmax(1.0, metric(expected, "actor/grad_norm")));
+            rk_json_free(expected);
+            rk_json_free(metrics);
+        }
+        rk_free(dir);
+    }
+    rk_free(expected_dir);
 }
 
 /* Goal: the critic is part of checkpoints. A run resumes with both bit for bit, and a checkpoint without the
@@ -261,6 +302,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ppo_every_layout_gives_the_result_of_one_rank),
+        cmocka_unit_test(test_ppo_with_experts_gives_the_result_of_one_rank),
         cmocka_unit_test(test_ppo_run_goes_on_bit_for_bit),
         cmocka_unit_test(test_ppo_critic_does_not_change_grpo),
         cmocka_unit_test(test_ppo_offload_and_verify_change_nothing),

@@ -254,6 +254,37 @@ static void test_verify_experts_and_latents(void **state)
     }
 }
 
+/* Goal: routers that are not trained, with an embedding that is the head and lies on two stages: 68 tensors,
+ * without the head. */
+static void test_verify_a_frozen_router_with_a_tied_head(void **state)
+{
+    char *path = rk_test_temp_path("tied.json"),
+         *key = rk_format("actor_rollout_ref.model.hf_config_path=%s", path);
+    struct agreement c = {"a frozen router and a tied head, pp 2, ep 2",
+                          TINY_JOB,
+                          "--local=4",
+                          4,
+                          {SMALL, TP "1", PP "2", EP "2", key,
+                           "actor_rollout_ref.model.override_config.moe_config.freeze_moe_router=true", NULL},
+                          "actor ep=2 dp=2 pp=2 on 4 ranks",
+                          68,
+                          {"actor model.embed_tokens.weight"}};
+    struct rk_json *config;
+    char *text;
+
+    (void)state;
+    assert_ok(rk_json_parse_file(&config, RK_TEST_SOURCE_DIR "/examples/digits/config-moe.json", 1 << 16, 0));
+    rk_json_set(config, "tie_word_embeddings", rk_json_new_bool(true));
+    text = rk_json_dump(config, 0, false);
+    rk_test_write_file(path, text, strlen(text));
+    rk_free(text);
+    rk_json_free(config);
+    if (has_devices(4))
+        check_agreement(&c);
+    rk_free(key);
+    rk_free(path);
+}
+
 /* A Hugging Face directory of a model that reads the job's tokens, with random weights; rk_free it. */
 static char *make_model(const char *name, const char *architecture, const char *head)
 {
@@ -482,6 +513,7 @@ int main(void)
         cmocka_unit_test(test_verify_layouts_agree_with_one_rank),
         cmocka_unit_test(test_verify_examples_in_bfloat16),
         cmocka_unit_test(test_verify_experts_and_latents),
+        cmocka_unit_test(test_verify_a_frozen_router_with_a_tied_head),
         cmocka_unit_test(test_verify_teachers_and_reward_models),
 #ifdef RK_FAULTS
         cmocka_unit_test(test_verify_takes_a_larger_reference),
