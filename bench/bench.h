@@ -80,7 +80,7 @@ struct bench_model;
 
 /* Sizes of the mesh axes over all ranks, and chunks per pipeline stage; 0: 1. */
 struct bench_layout {
-    int32_t tp, cp, dp, pp, vpp;
+    int32_t tp, cp, dp, pp, vpp, ep;
 };
 
 /* A row of the table. */

@@ -19,8 +19,8 @@ static void format_layout(char *text, size_t bytes, const struct bench_layout *l
     const struct {
         const char *name;
         int32_t size;
-    } axes[] = {
-        {"tp", layout->tp}, {"cp", layout->cp}, {"dp", layout->dp}, {"pp", layout->pp}, {"vpp", layout->vpp}};
+    } axes[] = {{"tp", layout->tp}, {"cp", layout->cp},   {"dp", layout->dp},
+                {"pp", layout->pp}, {"vpp", layout->vpp}, {"ep", layout->ep}};
     int used = 0;
 
     text[0] = '\0';
@@ -38,9 +38,10 @@ static void describe(struct bench_result *result, struct bench_ctx *ctx, const s
     char layout[48];
 
     format_layout(layout, sizeof(layout), &bench->layout);
-    snprintf(result->shape, sizeof(result->shape), "%s %s, %lldx%lldx%lld tokens bf16, f32 masters",
+    snprintf(result->shape, sizeof(result->shape), "%s %s, %lldx%lldx%lld tokens bf16, %s",
              bench_instance_shape(ctx, desc)->name, layout, (long long)RK_MAX(desc->num_micros, 1),
-             (long long)dims[0], (long long)dims[1]);
+             (long long)dims[0], (long long)dims[1],
+             desc->training == BENCH_WITH_OPTIMIZER ? "f32 masters" : "no step");
 }
 
 struct bench_instance_desc bench_layout_desc(const struct bench_ctx *ctx, const struct bench_case *bench)
@@ -53,6 +54,7 @@ struct bench_instance_desc bench_layout_desc(const struct bench_ctx *ctx, const 
                                         .dp = bench->layout.dp,
                                         .pp = bench->layout.pp,
                                         .vpp = bench->layout.vpp,
+                                        .ep = bench->layout.ep,
                                         .num_micros = dims[2],
                                         .num_first_layers = (int32_t)dims[3],
                                         .num_last_layers = (int32_t)dims[4],
@@ -76,10 +78,10 @@ static double mfu(const struct bench_ctx *ctx, struct bench_cost cost, double se
     return 100 * cost.flops / seconds / (ctx->num_ranks * BENCH_DATASHEET_H200);
 }
 
-struct rk_status *bench_run_layout_step(struct bench_ctx *ctx, const struct bench_case *bench,
-                                        struct bench_result *result)
+/* target: the MFU to reach, in percent. */
+static struct rk_status *run_steps(struct bench_ctx *ctx, const struct bench_case *bench,
+                                   struct bench_result *result, struct bench_instance_desc desc, int target)
 {
-    struct bench_instance_desc desc = bench_layout_desc(ctx, bench);
     struct bench_cost cost = bench_layout_cost(ctx, bench, &desc);
     double seconds, bound = cost.flops / (ctx->num_ranks * ctx->ceilings.flops);
 
@@ -87,9 +89,24 @@ struct rk_status *bench_run_layout_step(struct bench_ctx *ctx, const struct benc
     RK_TRY(bench_time_training(&seconds, ctx, bench, &desc, NUM_WARM, num_timed(ctx)));
     result->measured = cost.items / seconds;
     result->bound = bound > 0 ? cost.items / bound : 0;
-    snprintf(result->note, sizeof(result->note), "%.1f ms, %.0f tok/s a device, MFU %.1f%% of 989 (must 38)",
-             seconds * 1e3, cost.items / seconds / ctx->num_ranks, mfu(ctx, cost, seconds));
+    snprintf(result->note, sizeof(result->note), "%.1f ms, %.0f tok/s a device, MFU %.1f%% of 989 (must %d)",
+             seconds * 1e3, cost.items / seconds / ctx->num_ranks, mfu(ctx, cost, seconds), target);
     return NULL;
+}
+
+struct rk_status *bench_run_layout_step(struct bench_ctx *ctx, const struct bench_case *bench,
+                                        struct bench_result *result)
+{
+    return run_steps(ctx, bench, result, bench_layout_desc(ctx, bench), 38);
+}
+
+struct rk_status *bench_run_layout_fwd_bwd(struct bench_ctx *ctx, const struct bench_case *bench,
+                                           struct bench_result *result)
+{
+    struct bench_instance_desc desc = bench_layout_desc(ctx, bench);
+
+    desc.training = BENCH_GRADIENTS_ONLY;
+    return run_steps(ctx, bench, result, desc, 25);
 }
 
 /* --- sequence parallelism --- */

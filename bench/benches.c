@@ -86,6 +86,10 @@
 #define CP(a_name, cp_size)                                                                                \
     MODEL("train", a_name, BENCH_TIMES, bench_run_context_parallel, bench_model_1_5b, OVER(.cp = cp_size), \
           ON(cp_size), DIMS(1, 131072, 1), TINY(1, 64, 1))
+/* Experts divided over the ranks of dp: forward and backward. */
+#define EP(a_name, a_model, size)                                                                         \
+    MODEL("train", a_name, BENCH_TOKENS, bench_run_layout_fwd_bwd, a_model, OVER(.dp = size, .ep = size), \
+          ON(size), DIMS(4, 2048, 1), TINY(2, 12, 1))
 #define PP(a_name, pp_size, ...)                                                                  \
     MODEL("train", a_name, BENCH_TOKENS, bench_run_pipeline, bench_model_7b, OVER(.pp = pp_size), \
           ON(pp_size), __VA_ARGS__)
@@ -244,6 +248,9 @@ const struct bench_case bench_cases[] = {
     STEP("step_7b_pp4", OVER(.pp = 4), ON(4), FOUR_STAGES),
     STEP("step_7b_tp2pp2", OVER(.tp = 2, .pp = 2), ON(4), TWO_STAGES),
     STEP("step_7b_dp2tp2", OVER(.tp = 2, .dp = 2), ON(4), WHOLE_STEPS(4)),
+    EP("ep_30b_a3b_12_ep2", bench_model_30b_a3b_12, 2),
+    EP("ep_30b_a3b_12_ep4", bench_model_30b_a3b_12, 4),
+    EP("ep_30b_a3b_ep4", bench_model_30b_a3b, 4),
     CP("cp_1.5b_cp2", 2),
     CP("cp_1.5b_cp4", 4),
     MODEL("logprob", "logprob_1.5b", BENCH_TOKENS, bench_run_log_prob, bench_model_1_5b, BATCH),

@@ -21,7 +21,8 @@ static int32_t num_ranks_of(const struct bench_instance_desc *desc)
 static struct rk_status *open_mesh(struct bench_instance *out, struct bench_ctx *ctx,
                                    const struct bench_instance_desc *desc)
 {
-    struct rk_mesh_spec spec = {.tp = desc->tp, .cp = desc->cp, .dp = RK_MAX(desc->dp, 1), .pp = desc->pp};
+    struct rk_mesh_spec spec = {
+        .tp = desc->tp, .cp = desc->cp, .ep = desc->ep, .dp = RK_MAX(desc->dp, 1), .pp = desc->pp};
     int32_t num_ranks = num_ranks_of(desc);
 
     RK_TRY(rk_mesh_create(&out->mesh, &spec, num_ranks));
