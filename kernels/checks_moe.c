@@ -89,12 +89,14 @@ int64_t rk_check_moe_route_bwd(struct rk_check *check, const struct rk_moe_route
     return logits->shape[0];
 }
 
-static void expect_choices(struct rk_check *check, rk_tensor_t ids, rk_tensor_t places)
+static void expect_choices(struct rk_check *check, rk_tensor_t ids, rk_tensor_t places, bool needs_places)
 {
     rk_expect(check, ids.rank == 2 && ids.shape[1] >= 1 && ids.shape[1] <= RK_MOE_TOP_K_MAX,
               "ids has %lld columns, expected 1 to %d", (long long)ids.shape[1], RK_MOE_TOP_K_MAX);
     rk_expect_tensor(check, "ids", ids, RK_DTYPE_I32, RK_DIMS(ids.shape[0], ids.shape[1]));
     rk_expect_contiguous(check, "ids", ids);
+    if (!needs_places && !places.data)
+        return;
     rk_expect_tensor(check, "places", places, RK_DTYPE_I32, RK_DIMS(ids.shape[0], ids.shape[1]));
     rk_expect_contiguous(check, "places", places);
 }
@@ -103,10 +105,14 @@ int64_t rk_check_moe_sort(struct rk_check *check, const struct rk_moe_sort_args 
 {
     int64_t experts = args->offsets.shape[0] - 1;
 
-    expect_choices(check, args->ids, args->places);
+    expect_choices(check, args->ids, args->places, true);
     rk_expect(check, experts >= 1 && experts <= RK_MOE_EXPERTS_MAX,
               "offsets for %lld experts, expected 1 to %d", (long long)experts, RK_MOE_EXPERTS_MAX);
     rk_expect_tensor(check, "offsets", args->offsets, RK_DTYPE_I32, RK_DIMS(experts + 1));
+    rk_expect(check,
+              args->first >= 0 && args->first + experts <= (args->num_experts ? args->num_experts : experts),
+              "experts from %lld to %lld, expected a range of num_experts=%lld", (long long)args->first,
+              (long long)(args->first + experts - 1), (long long)args->num_experts);
     rk_expect_tensor(check, "tokens", args->tokens, RK_DTYPE_I32,
                      RK_DIMS(args->ids.shape[0] * args->ids.shape[1]));
     rk_expect(check, args->ids.shape[0] * args->ids.shape[1] <= INT32_MAX,
@@ -119,7 +125,10 @@ int64_t rk_check_moe_combine(struct rk_check *check, const struct rk_moe_combine
 {
     rk_expect_source(check, "x", args->x, 2);
     rk_expect_tensor(check, "y", args->y, args->x.dtype, RK_DIMS(args->ids.shape[0], args->x.shape[1]));
-    expect_choices(check, args->ids, args->places);
+    expect_choices(check, args->ids, args->places, false);
+    rk_expect(check, args->places.data || args->x.shape[0] == args->ids.shape[0] * args->ids.shape[1],
+              "x has %lld rows, expected one for each of the %lld choices without places",
+              (long long)args->x.shape[0], (long long)(args->ids.shape[0] * args->ids.shape[1]));
     rk_expect_no_alias(check, "y", args->y, "x", args->x);
     return args->y.shape[0] * args->y.shape[1];
 }

@@ -119,10 +119,12 @@ struct rk_moe_balance_args {
 
 /* The order of tokens for the experts: rows sorted by expert, then by token. */
 struct rk_moe_sort_args {
-    rk_tensor_t offsets; /* I32 [E + 1]: expert e has the rows [offsets[e], offsets[e + 1]) */
+    rk_tensor_t offsets; /* I32 [E + 1]: expert first + e has the rows [offsets[e], offsets[e + 1]) */
     rk_tensor_t tokens;  /* I32 [T * K]: the token of each row; 0 from offsets[E] on */
     rk_tensor_t places;  /* I32 [T, K]: the row of each choice; -1 if there is none */
     rk_tensor_t ids;     /* I32 [T, K]: experts, distinct in a token; below 0: none */
+    /* Only experts [first, first + E) of num_experts get rows; num_experts 0: E, which are all experts. */
+    int64_t first, num_experts;
 };
 
 /* y[t] = sum over k, by ascending ids[t][k], of x[places[t][k]]: the sum of the experts' outputs for a token.
@@ -130,7 +132,7 @@ struct rk_moe_sort_args {
 struct rk_moe_combine_args {
     rk_tensor_t y;      /* [T, hidden_size] */
     rk_tensor_t x;      /* [R, hidden_size] */
-    rk_tensor_t places; /* I32 [T, K], each < R; below 0: none */
+    rk_tensor_t places; /* I32 [T, K], each < R; below 0: none. No tensor: places[t][k] = t K + k */
     rk_tensor_t ids;    /* I32 [T, K] */
 };
 
@@ -352,6 +354,7 @@ struct rk_attn_paged_args {
 struct rk_rows_args {
     rk_tensor_t out, x; /* 2-d, same row length and dtype */
     rk_tensor_t index;  /* I32 [number of rows moved] */
+    bool has_gaps;      /* index -1 means none: gather writes zeros, scatter skips the row */
 };
 
 /* y = alpha * x + beta * y; dtypes may differ; beta 0 does not read y (a cast). */

@@ -6,6 +6,12 @@
 /* Elements converted at a time. */
 #define BLOCK 256
 
+/* The smallest index that is legal. */
+static int64_t first_of(const struct rk_rows_args *args)
+{
+    return args->has_gaps ? -1 : 0;
+}
+
 struct rk_status *rk_cpu_gather_rows(void *dev, void *stream, const struct rk_rows_args *args)
 {
     const struct rk_cpu_device *cpu = dev;
@@ -13,10 +19,14 @@ struct rk_status *rk_cpu_gather_rows(void *dev, void *stream, const struct rk_ro
     size_t row_bytes = (size_t)args->x.shape[1] * rk_dtype_bytes(args->x.dtype);
 
     (void)stream;
-    RK_TRY(rk_cpu_check_range("gather_rows", "index", args->index, 0, args->x.shape[0] - 1));
+    RK_TRY(rk_cpu_check_range("gather_rows", "index", args->index, first_of(args), args->x.shape[0] - 1));
 #pragma omp parallel for num_threads(cpu->num_threads)
-    for (int64_t r = 0; r < args->index.shape[0]; r++)
-        memcpy(rk_cpu_at(args->out, r, 0), rk_cpu_at(args->x, index[r], 0), row_bytes);
+    for (int64_t r = 0; r < args->index.shape[0]; r++) {
+        if (index[r] < 0)
+            memset(rk_cpu_at(args->out, r, 0), 0, row_bytes);
+        else
+            memcpy(rk_cpu_at(args->out, r, 0), rk_cpu_at(args->x, index[r], 0), row_bytes);
+    }
     return NULL;
 }
 
@@ -28,9 +38,12 @@ struct rk_status *rk_cpu_scatter_rows(void *dev, void *stream, const struct rk_r
 
     (void)dev;
     (void)stream;
-    RK_TRY(rk_cpu_check_range("scatter_rows", "index", args->index, 0, args->out.shape[0] - 1));
-    for (int64_t r = 0; r < args->index.shape[0]; r++)
+    RK_TRY(rk_cpu_check_range("scatter_rows", "index", args->index, first_of(args), args->out.shape[0] - 1));
+    for (int64_t r = 0; r < args->index.shape[0]; r++) {
+        if (index[r] < 0)
+            continue;
         memcpy(rk_cpu_at(args->out, index[r], 0), rk_cpu_at(args->x, r, 0), row_bytes);
+    }
     return NULL;
 }
 

@@ -45,6 +45,33 @@ static void test_scatter_rows_other_rows_stay(void **state)
     kt_expect_close(kt, "scatter", args.out, after);
 }
 
+static void test_rows_with_gaps_are_zero_or_stay(void **state)
+{
+    static const int32_t index[] = {2, -1, 0, -1};
+    struct kt *kt = *state;
+    rk_tensor_t x = kt_randomize(kt, kt_zeros_2d(kt, RK_DTYPE_F32, 4, 7), 1.0);
+    struct rk_rows_args gather = {.out = kt_randomize(kt, kt_zeros_2d(kt, RK_DTYPE_F32, 4, 7), 1.0),
+                                  .x = x,
+                                  .index = kt_ints(kt, index, 4),
+                                  .has_gaps = true};
+    struct rk_rows_args scatter = gather;
+    const double *from = kt_read(kt, x);
+    double *gathered = kt_scratch(kt, 4 * 7), *scattered;
+
+    scatter.out = kt_randomize(kt, kt_zeros_2d(kt, RK_DTYPE_F32, 3, 7), 1.0);
+    scattered = kt_read(kt, scatter.out);
+    for (int r = 0; r < 4; r++) {
+        for (int c = 0; index[r] >= 0 && c < 7; c++) {
+            gathered[r * 7 + c] = from[index[r] * 7 + c];
+            scattered[index[r] * 7 + c] = from[r * 7 + c];
+        }
+    }
+    assert_ok(rk_gather_rows(kt->stream, &gather));
+    assert_ok(rk_scatter_rows(kt->stream, &scatter));
+    kt_expect_close(kt, "gather", gather.out, gathered);
+    kt_expect_close(kt, "scatter", scatter.out, scattered);
+}
+
 static void test_rows_index_outside_fails(void **state)
 {
     static const int32_t bad[][2] = {{0, 3}, {-1, 0}};
@@ -349,6 +376,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         kt_test(test_gather_rows_repeated_index_copies_rows),
         kt_test(test_scatter_rows_other_rows_stay),
+        kt_test(test_rows_with_gaps_are_zero_or_stay),
         kt_test(test_rows_index_outside_fails),
         kt_test(test_axpby_all_dtypes_equal_reference),
         kt_test(test_axpby_beta_zero_ignores_nan_in_y),

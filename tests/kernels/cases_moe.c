@@ -365,6 +365,85 @@ static void test_moe_sort_equals_reference(void **state)
     }
 }
 
+/* Goal: with a range of experts, these get the rows that they have among all experts, without those of
+ * others. */
+static void test_moe_sort_of_a_range_equals_that_part_of_all(void **state)
+{
+    enum { TOKENS = 700, TOP_K = 3, EXPERTS = 7, NUM = TOKENS * TOP_K };
+    struct kt *kt = *state;
+    int32_t ids[NUM];
+    struct rk_moe_sort_args all = {.offsets = kt_zeros_1d(kt, RK_DTYPE_I32, EXPERTS + 1),
+                                   .tokens = kt_zeros_1d(kt, RK_DTYPE_I32, NUM),
+                                   .places = kt_zeros_2d(kt, RK_DTYPE_I32, TOKENS, TOP_K)};
+
+    for (int i = 0; i < NUM; i++)
+        ids[i] = i % 13 == 4 ? -1 : (i / TOP_K * (i / TOP_K) / 3 + i % TOP_K) % EXPERTS;
+    all.ids = rk_tensor_2d(kt_ints(kt, ids, NUM).data, RK_DTYPE_I32, TOKENS, TOP_K);
+    assert_ok(rk_moe_sort(kt->stream, &all));
+    for (int first = 0; first < EXPERTS; first++) {
+        for (int count = 1; first + count <= EXPERTS; count++) {
+            struct rk_moe_sort_args part = all;
+            const int32_t *offsets = kt_read_ints(kt, all.offsets), *places = kt_read_ints(kt, all.places);
+            const int32_t *tokens = kt_read_ints(kt, all.tokens), *of_part, *tokens_of_part, *places_of_part;
+
+            part.offsets = kt_zeros_1d(kt, RK_DTYPE_I32, count + 1);
+            part.tokens = kt_zeros_1d(kt, RK_DTYPE_I32, NUM);
+            part.places = kt_zeros_2d(kt, RK_DTYPE_I32, TOKENS, TOP_K);
+            part.first = first;
+            part.num_experts = EXPERTS;
+            assert_ok(rk_moe_sort(kt->stream, &part));
+            of_part = kt_read_ints(kt, part.offsets);
+            tokens_of_part = kt_read_ints(kt, part.tokens);
+            places_of_part = kt_read_ints(kt, part.places);
+            for (int e = 0; e <= count; e++)
+                assert_int_equal(of_part[e], offsets[first + e] - offsets[first]);
+            for (int r = 0; r < NUM; r++)
+                assert_int_equal(tokens_of_part[r], r < of_part[count] ? tokens[offsets[first] + r] : 0);
+            for (int i = 0; i < NUM; i++)
+                assert_int_equal(places_of_part[i],
+                                 ids[i] >= first && ids[i] < first + count ? places[i] - offsets[first] : -1);
+        }
+    }
+}
+
+/* Goal: the rows of two ranges of experts, put together in the order of the choices, have the sum of the rows
+ * of all experts, bit by bit. */
+static void test_moe_combine_of_rows_in_order_has_the_bits_of_sorted_rows(void **state)
+{
+    enum { TOKENS = 9, TOP_K = 3, EXPERTS = 5, COLUMNS = 72, NUM = TOKENS * TOP_K };
+    struct kt *kt = *state;
+
+    for (size_t d = 0; d < RK_ARRAY_LEN(kt_dtypes); d++) {
+        rk_dtype_t dtype = kt_dtypes[d];
+        int32_t ids[NUM];
+        struct rk_moe_sort_args sort = {.offsets = kt_zeros_1d(kt, RK_DTYPE_I32, EXPERTS + 1),
+                                        .tokens = kt_zeros_1d(kt, RK_DTYPE_I32, NUM),
+                                        .places = kt_zeros_2d(kt, RK_DTYPE_I32, TOKENS, TOP_K)};
+        struct rk_moe_combine_args sorted = {.y = kt_zeros_2d(kt, dtype, TOKENS, COLUMNS)}, ordered;
+
+        for (int i = 0; i < NUM; i++)
+            ids[i] = (i / TOP_K + 4 * (i % TOP_K)) % EXPERTS;
+        sort.ids = rk_tensor_2d(kt_ints(kt, ids, NUM).data, RK_DTYPE_I32, TOKENS, TOP_K);
+        assert_ok(rk_moe_sort(kt->stream, &sort));
+        sorted.x = kt_randomize(kt, kt_zeros_2d(kt, dtype, NUM, COLUMNS), 1.0);
+        sorted.ids = sort.ids;
+        sorted.places = sort.places;
+        ordered = sorted;
+        ordered.y = kt_zeros_2d(kt, dtype, TOKENS, COLUMNS);
+        ordered.x = kt_zeros_2d(kt, dtype, NUM, COLUMNS);
+        ordered.places = (rk_tensor_t){0};
+        assert_ok(rk_gather_rows(
+            kt->stream, &(struct rk_rows_args){.out = ordered.x,
+                                               .x = sorted.x,
+                                               .index = rk_tensor_1d(sort.places.data, RK_DTYPE_I32, NUM)}));
+        assert_ok(rk_moe_combine(kt->stream, &sorted));
+        assert_ok(rk_moe_combine(kt->stream, &ordered));
+        kt_expect_same_bits(kt, kt_label(kt, "combine", dtype), ordered.y, sorted.y);
+        ordered.x = rk_tensor_rows(ordered.x, 0, NUM - 1);
+        assert_fails(rk_moe_combine(kt->stream, &ordered), RK_INVALID_ARGUMENT, "x has 26 rows");
+    }
+}
+
 /* Goal: a token gets the sum of its experts' rows, in ascending experts, for every dtype.
  */
 static void test_moe_combine_equals_reference(void **state)
@@ -427,6 +506,14 @@ static void test_moe_bad_arguments_are_named(void **state)
     kt_expect_refused(kt, rk_moe_route(kt->stream, &args), "expert 1 twice");
     args.given = rk_tensor_2d(kt_ints(kt, beyond, 2).data, RK_DTYPE_I32, 1, 2);
     kt_expect_refused(kt, rk_moe_route(kt->stream, &args), "given[0][1]=4");
+    assert_fails(
+        rk_moe_sort(kt->stream, &(struct rk_moe_sort_args){.offsets = kt_zeros_1d(kt, RK_DTYPE_I32, 3),
+                                                           .tokens = kt_zeros_1d(kt, RK_DTYPE_I32, 2),
+                                                           .places = kt_zeros_2d(kt, RK_DTYPE_I32, 1, 2),
+                                                           .ids = args.ids,
+                                                           .first = 3,
+                                                           .num_experts = 4}),
+        RK_INVALID_ARGUMENT, "experts from 3 to 4");
 }
 
 int main(void)
@@ -437,7 +524,9 @@ int main(void)
         kt_test(test_moe_route_gradient_equals_differences),
         kt_test(test_moe_route_gradient_all_cases_equal_reference),
         kt_test(test_moe_sort_equals_reference),
+        kt_test(test_moe_sort_of_a_range_equals_that_part_of_all),
         kt_test(test_moe_combine_equals_reference),
+        kt_test(test_moe_combine_of_rows_in_order_has_the_bits_of_sorted_rows),
         kt_test(test_moe_bad_arguments_are_named),
     };
 

@@ -92,8 +92,9 @@ static void make_query(struct kt *kt, const struct paged_case *c, rk_dtype_t dty
     }
     data->query_rows = kt_ints(kt, rows, num_rows);
     q = kt_zeros_2d(kt, dtype, num_rows, c->num_heads * c->head_dim);
-    assert_ok(rk_gather_rows(kt->stream,
-                             &(struct rk_rows_args){q, rk_tensor_merge_cols(data->q), data->query_rows}));
+    assert_ok(rk_gather_rows(
+        kt->stream,
+        &(struct rk_rows_args){.out = q, .x = rk_tensor_merge_cols(data->q), .index = data->query_rows}));
     data->paged = (struct rk_attn_paged_args){
         .out = kt_zeros_3d(kt, dtype, num_rows, c->num_heads, v_dim_of(c)),
         .q = rk_tensor_split_cols(q, c->num_heads, c->head_dim),
@@ -165,8 +166,9 @@ static rk_tensor_t packed_rows(struct kt *kt, const struct paged_case *c, const 
     rk_tensor_t rows = kt_zeros_2d(kt, data->q.dtype, data->query_rows.shape[0], c->num_heads * v_dim_of(c));
 
     assert_ok(rk_attn_varlen_fwd(kt->stream, &args));
-    assert_ok(rk_gather_rows(kt->stream,
-                             &(struct rk_rows_args){rows, rk_tensor_merge_cols(args.out), data->query_rows}));
+    assert_ok(rk_gather_rows(
+        kt->stream,
+        &(struct rk_rows_args){.out = rows, .x = rk_tensor_merge_cols(args.out), .index = data->query_rows}));
     return rk_tensor_split_cols(rows, c->num_heads, v_dim_of(c));
 }
 

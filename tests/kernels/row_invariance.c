@@ -329,8 +329,9 @@ static void test_sample_rows_in_other_order_have_same_bits(void **state)
         reversed[num_rows - 1 - r] = params[r];
         order[r] = num_rows - 1 - r;
     }
-    assert_ok(
-        rk_gather_rows(kt->stream, &(struct rk_rows_args){moved, logits, kt_ints(kt, order, num_rows)}));
+    assert_ok(rk_gather_rows(
+        kt->stream,
+        &(struct rk_rows_args){.out = moved, .x = logits, .index = kt_ints(kt, order, num_rows)}));
     for (int pass = 0; pass < 2; pass++) {
         args.logits = pass ? moved : logits;
         args.tokens = kt_zeros_1d(kt, RK_DTYPE_I32, num_rows);

@@ -19,7 +19,7 @@ constexpr unsigned ALL = 0xffffffff;
 struct sort_args {
     int32_t *offsets, *tokens, *places;
     const int32_t *ids;
-    int num_choices, top_k, experts;
+    int num_choices, top_k, experts, first;
 };
 
 /* The sum over the thread block of each thread's count, in all threads. */
@@ -37,7 +37,7 @@ __device__ int block_sum(int count, int *shared)
     return total;
 }
 
-/* Assigns rows from `row` on to the choices of the block's expert; returns the next row. */
+/* Assigns rows from `row` on to the choices of that expert; returns the next row. */
 __device__ int place_choices(const sort_args &args, int expert, int row, int *shared)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -67,20 +67,20 @@ __device__ int place_choices(const sort_args &args, int expert, int row, int *sh
 __global__ void __launch_bounds__(SORT_THREADS) moe_sort_kernel(sort_args args)
 {
     __shared__ int shared[SORT_WARPS];
-    int expert = (int)blockIdx.x, count = 0, end;
+    int index = (int)blockIdx.x, expert = args.first + index, count = 0, end;
 
     for (int i = threadIdx.x; i < args.num_choices; i += SORT_THREADS) {
         int id = args.ids[i];
 
-        count += id >= 0 && id < expert;
-        if (expert == 0 && (id < 0 || id >= args.experts))
+        count += id >= args.first && id < expert;
+        if (index == 0 && (id < args.first || id >= args.first + args.experts))
             args.places[i] = -1;
     }
     count = block_sum(count, shared);
     end = place_choices(args, expert, count, shared);
     if (threadIdx.x == 0)
-        args.offsets[expert] = count;
-    if (expert + 1 < args.experts)
+        args.offsets[index] = count;
+    if (index + 1 < args.experts)
         return;
     if (threadIdx.x == 0)
         args.offsets[args.experts] = end;
@@ -91,22 +91,23 @@ __global__ void __launch_bounds__(SORT_THREADS) moe_sort_kernel(sort_args args)
 template <class T> struct combine_args {
     T *y;
     const T *x;
-    const int32_t *places, *ids;
+    const int32_t *places, *ids; /* places NULL: the choices have their rows in order */
     int64_t y_stride, x_stride, num_rows, num_cols;
     int top_k;
     bool aligned;
 };
 
 /* Called by one thread: the rows of a token's choices in ascending experts; returns their number. */
-__device__ int sort_choices(int32_t *rows, int32_t *sorted, const int32_t *ids, const int32_t *places,
-                            int top_k, int64_t num_rows)
+template <class T>
+__device__ int sort_choices(int32_t *rows, int32_t *sorted, const combine_args<T> &args, int64_t t)
 {
     int count = 0;
 
-    for (int k = 0; k < top_k; k++) {
-        int at = count, id = ids[k], row = places[k];
+    for (int k = 0; k < args.top_k; k++) {
+        int64_t i = t * args.top_k + k;
+        int at = count, id = args.ids[i], row = args.places ? args.places[i] : (int)i;
 
-        if (row < 0 || row >= num_rows)
+        if (row < 0 || row >= args.num_rows)
             continue;
         for (; at > 0 && sorted[at - 1] > id; at--) {
             sorted[at] = sorted[at - 1];
@@ -128,8 +129,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS) moe_combine_kernel(combi
     int64_t t = blockIdx.x, step = (int64_t)RK_TILE_FLAT_THREADS * RK_TILE_PACK;
 
     if (threadIdx.x == 0)
-        count = sort_choices(rows, sorted, args.ids + t * args.top_k, args.places + t * args.top_k,
-                             args.top_k, args.num_rows);
+        count = sort_choices(rows, sorted, args, t);
     __syncthreads(); /* the rows are written */
     for (int64_t col = (int64_t)threadIdx.x * RK_TILE_PACK; col < args.num_cols; col += step) {
         int64_t left = args.num_cols - col;
@@ -177,7 +177,8 @@ extern "C" struct rk_status *rk_cuda_op_moe_sort(void *dev, void *stream, const 
                       (const int32_t *)args->ids.data,
                       (int)(args->ids.shape[0] * args->ids.shape[1]),
                       (int)args->ids.shape[1],
-                      (int)args->offsets.shape[0] - 1};
+                      (int)args->offsets.shape[0] - 1,
+                      (int)args->first};
 
     moe_sort_kernel<<<(unsigned)sort.experts, SORT_THREADS, 0, rk_stream_of(stream)>>>(sort);
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "moe_sort");
