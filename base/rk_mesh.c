@@ -278,17 +278,18 @@ bool rk_mesh_equal(const struct rk_mesh *a, const struct rk_mesh *b)
            memcmp(a->ranks, b->ranks, (size_t)a->num_ranks * sizeof(*a->ranks)) == 0;
 }
 
-/* The groups of every rank of `a` over one axis. */
-static bool has_same_groups(const struct rk_mesh *a, const struct rk_mesh *b, rk_axis_t axis)
+/* Whether every rank of `a` has the same group over an axis of `a` as over an axis of `b`. */
+static bool has_same_groups(const struct rk_mesh *a, rk_axis_t axis_a, const struct rk_mesh *b,
+                            rk_axis_t axis_b)
 {
     int32_t *of_a = rk_calloc((size_t)a->num_ranks, sizeof(*of_a));
     int32_t *of_b = rk_calloc((size_t)b->num_ranks, sizeof(*of_b));
     bool is_same = true;
 
     for (int32_t i = 0; i < a->num_ranks && is_same; i++) {
-        int32_t count = rk_mesh_group(a, RK_AXIS_BIT(axis), a->ranks[i], of_a);
+        int32_t count = rk_mesh_group(a, RK_AXIS_BIT(axis_a), a->ranks[i], of_a);
 
-        is_same = rk_mesh_group(b, RK_AXIS_BIT(axis), a->ranks[i], of_b) == count &&
+        is_same = rk_mesh_group(b, RK_AXIS_BIT(axis_b), a->ranks[i], of_b) == count &&
                   memcmp(of_a, of_b, (size_t)count * sizeof(*of_a)) == 0;
     }
     rk_free(of_a);
@@ -298,9 +299,18 @@ static bool has_same_groups(const struct rk_mesh *a, const struct rk_mesh *b, rk
 
 bool rk_mesh_has_same_parts(const struct rk_mesh *a, const struct rk_mesh *b)
 {
-    return a->world_size == b->world_size && a->num_ranks == b->num_ranks &&
-           has_same_groups(a, b, RK_AXIS_TP) && has_same_groups(a, b, RK_AXIS_PP) &&
-           has_same_groups(a, b, RK_AXIS_EP) && has_same_groups(a, b, RK_AXIS_ETP);
+    static const rk_axis_t axes[] = {RK_AXIS_TP, RK_AXIS_PP, RK_AXIS_EP, RK_AXIS_ETP};
+    bool is_same = a->world_size == b->world_size && a->num_ranks == b->num_ranks;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(axes) && is_same; i++)
+        is_same = has_same_groups(a, axes[i], b, axes[i]);
+    return is_same;
+}
+
+bool rk_mesh_ep_is_tp(const struct rk_mesh *mesh)
+{
+    return mesh->size[RK_AXIS_EP] == mesh->size[RK_AXIS_TP] &&
+           has_same_groups(mesh, RK_AXIS_TP, mesh, RK_AXIS_EP);
 }
 
 struct rk_mesh_spec rk_mesh_get_spec(const struct rk_mesh *mesh)

@@ -59,6 +59,9 @@ bool rk_mesh_equal(const struct rk_mesh *a, const struct rk_mesh *b);
 /* Whether every rank has the same part of a model in both, and the same groups over tp, pp,
  * ep and etp. Replicas may differ in use: cp in one may be dp in the other. */
 bool rk_mesh_has_same_parts(const struct rk_mesh *a, const struct rk_mesh *b);
+/* Whether the ranks of every tp group are those of a group of ep: the tp ranks of a replica have different
+ * experts, and together all of them. */
+bool rk_mesh_ep_is_tp(const struct rk_mesh *mesh);
 
 /* The complete description, sizes filled in; `ranks` borrows from the mesh. */
 struct rk_mesh_spec rk_mesh_get_spec(const struct rk_mesh *mesh);

@@ -17,6 +17,12 @@
  * With ep > 1 the rows are exchanged with the ranks of their experts (moe_exchange.c); the shared expert
  * computes meanwhile.
  *
+ * With etp=1 and without sequence parallelism, as in generation, all tp ranks have all tokens. If ep is tp,
+ * the experts are divided: every rank sorts and computes the rows of its own experts only, and nothing is
+ * exchanged. Results are then summands of the sum over tp, like parts of the width. In strict numerics the
+ * rows of all ranks are put together first and added by ascending expert: the bits of etp=1 with sequence
+ * parallelism.
+ *
  * The result of a token does not depend on other tokens: GEMMs give a row the same bits in any batch, and
  * rows of a token are added by ascending expert. */
 #include "engine/nn/moe_internal.h"
@@ -31,6 +37,24 @@ static struct rk_pass pass_of_experts(const struct rk_pass *pass, const struct r
         experts.routes.begin = pass->splits_rows ? rk_comm_group_rank(pass->tp) * pass->num_rows : 0;
     }
     return experts;
+}
+
+static bool exchanges(const struct rk_pass *pass, const struct rk_moe *moe)
+{
+    return pass->ep && !rk_moe_is_divided(pass, moe);
+}
+
+/* A tensor with K rows per token. Generation with a model whose packed passes exchange the rows has no
+ * declaration of it. */
+static struct rk_status *make_rows(const struct rk_pass *pass, const struct rk_block *block, int32_t i,
+                                   int64_t columns, rk_tensor_t *out)
+{
+    const struct rk_moe *moe = block->own;
+
+    if (!moe->is_by_rows || !rk_moe_is_divided(pass, moe))
+        return rk_activation_make(pass, block, i, out);
+    return rk_step_2d(pass->arena, out, pass->dtype, pass->num_tokens * moe->config.num_experts_per_tok,
+                      columns);
 }
 
 /* The rows of an exchange; also of a pass that does not keep them, which uses their memory. */
@@ -55,10 +79,12 @@ static struct rk_status *make_saved_of_experts(const struct rk_pass *pass, const
     RK_TRY(rk_activation_make(pass, block, RK_MOE_PLACES, &saved->places));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_TOKENS, &saved->tokens));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_OFFSETS, &saved->offsets));
+    if (rk_moe_is_divided(pass, moe))
+        saved->offsets = rk_tensor_rows(saved->offsets, 0, moe->gate_up.num_experts + 1);
     RK_TRY(rk_activation_make(pass, block, RK_MOE_ROW_PROBS, &saved->row_probs));
-    if (moe->keeps_rows)
-        return make_received(pass, block, saved);
-    return pass->ep ? NULL : rk_activation_make(pass, block, RK_MOE_GATE_UP, &saved->gate_up);
+    if (exchanges(pass, moe))
+        return moe->keeps_rows ? make_received(pass, block, saved) : NULL;
+    return make_rows(pass, block, RK_MOE_GATE_UP, 2 * moe->intermediate_size, &saved->gate_up);
 }
 
 static struct rk_status *make_saved(const struct rk_pass *pass, const struct rk_block *block,
@@ -95,35 +121,45 @@ static struct rk_status *experts_of_rank_fwd(const struct rk_pass *pass, const s
                                              bool has_out)
 {
     struct rk_moe_rows rows = rows_of(saved);
+    const struct rk_moe *moe = block->own;
     rk_tensor_t activated = {0};
 
     if (has_out)
-        RK_TRY(rk_activation_make(pass, block, RK_MOE_ACTIVATED, &activated));
+        RK_TRY(make_rows(pass, block, RK_MOE_ACTIVATED, moe->intermediate_size, &activated));
     return rk_moe_experts_fwd(pass, block->own, &rows, x_rows, activated,
                               has_out ? x_rows : (rk_tensor_t){0});
 }
 
-/* y [T, hidden_size] = the experts' results for x: a summand over tp. y none: computes only what backward
- * needs. beside: work beside an exchange, or NULL. */
+static struct rk_status *collect(const struct rk_pass *pass, const struct rk_moe *moe,
+                                 const struct rk_moe_saved *saved, rk_tensor_t rows, rk_tensor_t y)
+{
+    return pass->is_strict && rk_moe_is_divided(pass, moe) ? rk_moe_collect_divided(pass, saved, rows, y)
+                                                           : rk_moe_collect(pass, saved, rows, y);
+}
+
+/* y [T, hidden_size] = the experts' results for x: a summand over tp, unless experts are whole and, if they
+ * are divided, numerics strict. y none: computes only what backward needs. beside: work beside an exchange,
+ * or NULL. */
 static struct rk_status *experts_fwd(const struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
                                      struct rk_moe_saved *saved, rk_tensor_t y,
                                      const struct rk_moe_beside *beside)
 {
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+    bool has_exchange = exchanges(pass, block->own);
     rk_tensor_t probs, x_rows;
 
     RK_TRY(rk_activation_make(pass, block, RK_MOE_PROBS, &probs));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_ROWS, &x_rows));
     RK_TRY(rk_moe_choose(pass, block, x, saved, probs));
-    RK_TRY(rk_moe_sort_tokens(pass, saved, probs));
-    if (y.data || !pass->ep)
+    RK_TRY(rk_moe_sort_tokens(pass, block->own, saved, probs));
+    if (y.data || !has_exchange)
         RK_TRY(rk_moe_hand_out(pass, saved, x, x_rows));
-    if (!pass->ep)
+    if (!has_exchange)
         RK_TRY(experts_of_rank_fwd(pass, block, saved, x_rows, y.data != NULL));
     else if (y.data)
         RK_TRY(rk_moe_exchange_fwd(pass, block, saved, x_rows, beside));
     if (y.data)
-        RK_TRY(rk_moe_collect(pass, saved, x_rows, y));
+        RK_TRY(collect(pass, block->own, saved, x_rows, y));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }
@@ -131,7 +167,7 @@ static struct rk_status *experts_fwd(const struct rk_pass *pass, const struct rk
 /* Whether the shared expert computes beside an exchange. */
 static bool has_beside(const struct rk_pass *pass, const struct rk_moe *moe)
 {
-    return pass->ep && moe->shared.intermediate_size > 0;
+    return exchanges(pass, moe) && moe->shared.intermediate_size > 0;
 }
 
 /* Routed and shared experts over the same tokens. y none: computes only what backward needs. */
@@ -159,13 +195,21 @@ static struct rk_status *forward_by_tokens(const struct rk_pass *pass, const str
     return out.data ? rk_sp_sum(pass, y, out, op) : NULL;
 }
 
+/* Zeroed summands of `rows`, in memory of their own. */
+static struct rk_status *begin_sum_apart(const struct rk_pass *pass, rk_tensor_t rows, rk_tensor_t *tokens)
+{
+    RK_TRY(rk_step_2d(pass->arena, tokens, rows.dtype, pass->num_tokens, rows.shape[1]));
+    return rk_stream_zero(pass->stream, tokens->data, rk_tensor_bytes(*tokens));
+}
+
 /* out += the sum over tp of `tokens`. */
 static struct rk_status *add_sum(const struct rk_pass *pass, rk_tensor_t tokens, rk_tensor_t out,
                                  rk_reduce_op_t op)
 {
-    rk_tensor_t rows;
+    rk_tensor_t rows = tokens;
 
-    RK_TRY(rk_step_2d(pass->arena, &rows, out.dtype, out.shape[0], out.shape[1]));
+    if (pass->splits_rows)
+        RK_TRY(rk_step_2d(pass->arena, &rows, out.dtype, out.shape[0], out.shape[1]));
     RK_TRY(rk_sp_sum(pass, tokens, rows, op));
     return rk_axpby(pass->stream, &(struct rk_axpby_args){.y = out, .x = rows, .alpha = 1, .beta = 1});
 }
@@ -191,10 +235,8 @@ static struct rk_status *forward_by_rows(const struct rk_pass *pass, const struc
         return NULL;
     if (!is_beside)
         RK_TRY(rk_sp_gather(pass, x, &shared.x));
-    if (out.data) {
-        RK_TRY(rk_sp_begin_sum(pass, out, &y));
-        RK_TRY(rk_stream_zero(pass->stream, y.data, rk_tensor_bytes(y)));
-    }
+    if (out.data)
+        RK_TRY(begin_sum_apart(pass, out, &y));
     RK_TRY(is_beside ? rk_moe_shared_fwd_end(&shared, y)
                      : rk_moe_shared_fwd(pass, block, shared.x, saved, y));
     return out.data ? add_sum(pass, y, out, op) : NULL;
@@ -206,12 +248,13 @@ static struct rk_status *moe_forward(struct rk_pass *pass, const struct rk_block
     /* strict: the sum of a row must not depend on the number of rows. */
     rk_reduce_op_t op = pass->is_strict ? RK_REDUCE_ORDERED_SUM : RK_REDUCE_SUM;
     const struct rk_moe *moe = block->own;
+    bool is_by_rows = moe->has_whole && (pass->is_strict || !rk_moe_is_divided(pass, moe));
     struct rk_step_mark mark;
 
     RK_TRY(make_saved(pass, block, block_saved));
     mark = rk_step_arena_mark(pass->arena);
-    RK_TRY(moe->is_by_rows ? forward_by_rows(pass, block, block_saved, x, out, op)
-                           : forward_by_tokens(pass, block, block_saved, x, out, op));
+    RK_TRY(is_by_rows ? forward_by_rows(pass, block, block_saved, x, out, op)
+                      : forward_by_tokens(pass, block, block_saved, x, out, op));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }
@@ -258,10 +301,10 @@ static struct rk_status *experts_bwd(const struct rk_pass *pass, const struct rk
     RK_TRY(rk_activation_make(pass, block, RK_MOE_DPROBS, &dprobs));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_DROWS, &drows));
     RK_TRY(rk_moe_hand_out(pass, saved, dy, drows));
-    RK_TRY(pass->ep ? experts_of_all_bwd(pass, block, saved, x, drows, drow_probs, beside)
-                    : experts_of_rank_bwd(pass, block, saved, x, drows, drow_probs));
+    RK_TRY(exchanges(pass, block->own) ? experts_of_all_bwd(pass, block, saved, x, drows, drow_probs, beside)
+                                       : experts_of_rank_bwd(pass, block, saved, x, drows, drow_probs));
     RK_TRY(rk_moe_collect(pass, saved, drows, dx));
-    RK_TRY(rk_moe_collect_dprobs(pass, saved, drow_probs, dprobs));
+    RK_TRY(rk_moe_collect_dprobs(pass, block->own, saved, drow_probs, dprobs));
     RK_TRY(rk_moe_choose_bwd(pass, block, saved, x, dprobs, dx));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
@@ -315,8 +358,7 @@ static struct rk_status *backward_by_rows(const struct rk_pass *pass, const stru
         RK_TRY(rk_sp_gather(pass, x, &shared.x));
         RK_TRY(rk_sp_gather(pass, dout, &shared.dy));
     }
-    RK_TRY(rk_sp_begin_sum(pass, dx, &dtokens));
-    RK_TRY(rk_stream_zero(pass->stream, dtokens.data, rk_tensor_bytes(dtokens)));
+    RK_TRY(begin_sum_apart(pass, dx, &dtokens));
     RK_TRY(is_beside ? rk_moe_shared_bwd_end(&shared, dtokens)
                      : rk_moe_shared_bwd(pass, block, saved, shared.x, shared.dy, dtokens));
     return add_sum(pass, dtokens, dx, RK_REDUCE_SUM);
@@ -329,8 +371,9 @@ static struct rk_status *moe_backward(struct rk_pass *pass, const struct rk_bloc
     const struct rk_moe *moe = block->own;
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
 
-    RK_TRY(moe->is_by_rows ? backward_by_rows(pass, block, block_saved, x, dout, dx)
-                           : backward_by_tokens(pass, block, block_saved, x, dout, dx));
+    RK_TRY(moe->has_whole && !rk_moe_is_divided(pass, moe)
+               ? backward_by_rows(pass, block, block_saved, x, dout, dx)
+               : backward_by_tokens(pass, block, block_saved, x, dout, dx));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }

@@ -217,7 +217,7 @@ static void declare_rows(struct rk_block *block)
     list[RK_MOE_DROWS] = of_rows(moe, "drows", RK_ACTIVATION_BACKWARD, moe->hidden_size);
     list[RK_MOE_DROW_PROBS] = of_rows(moe, "drow_probs", RK_ACTIVATION_BACKWARD, 1);
     list[RK_MOE_DROW_PROBS].is_stat = true;
-    if (moe->gate_up.num_experts < moe->config.num_experts) {
+    if (moe->gate_up.num_experts < moe->config.num_experts && (!moe->has_whole || moe->is_by_rows)) {
         declare_received(block); /* the experts work on the rows of an exchange */
         return;
     }
@@ -264,11 +264,11 @@ static struct rk_status *check_mesh(const struct rk_param_table *params, const s
     int32_t tp_size = rk_params_tp_size(params), etp_size = rk_mesh_axis_size(params->mesh, RK_AXIS_ETP);
     int32_t ep_size = rk_mesh_axis_size(params->mesh, RK_AXIS_EP);
 
-    if (etp_size != tp_size && !(etp_size == 1 && params->splits_rows))
+    if (etp_size != tp_size && !(etp_size == 1 && (params->splits_rows || rk_mesh_ep_is_tp(params->mesh))))
         return RK_FAIL(RK_UNIMPLEMENTED,
-                       "mesh axis etp=%d with tp=%d, expected etp=%d, or etp=1 and "
+                       "mesh axis etp=%d with tp=%d, expected etp=%d, or etp=1 and either ep=%d or "
                        "megatron.sequence_parallel=true",
-                       etp_size, tp_size, tp_size);
+                       etp_size, tp_size, tp_size, tp_size);
     if (config->num_experts % ep_size != 0)
         return RK_FAIL(RK_INVALID_ARGUMENT, "num_experts=%lld is not divisible by ep=%d",
                        (long long)config->num_experts, ep_size);
@@ -292,9 +292,11 @@ struct rk_status *rk_moe_declare(struct rk_block *block, struct rk_param_table *
     block->decl.has_routes = true;
     moe->config = *config;
     moe->dispatch_rows = at->layout->moe_dispatch_tokens * config->num_experts_per_tok;
-    moe->keeps_rows = at->layout->moe_keep_dispatched && ep_size > 1;
     moe->hidden_size = at->config->hidden_size;
-    moe->is_by_rows = etp_size < rk_params_tp_size(params);
+    moe->first_expert = first_expert(&site, config);
+    moe->has_whole = etp_size < rk_params_tp_size(params);
+    moe->is_by_rows = moe->has_whole && params->splits_rows;
+    moe->keeps_rows = at->layout->moe_keep_dispatched && ep_size > 1 && (!moe->has_whole || moe->is_by_rows);
     moe->intermediate_size = config->intermediate_size / etp_size;
     moe->shared.intermediate_size = config->shared_intermediate_size / rk_params_tp_size(params);
     add_router(moe, &site);

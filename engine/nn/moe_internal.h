@@ -24,7 +24,9 @@ struct rk_moe {
     struct rk_weight router;   /* [E, hidden_size] */
     struct rk_weight bias;     /* parts of [E]: added to scores for the choice; with has_correction_bias */
     struct rk_expert_weight gate_up, down;
-    bool is_by_rows;       /* etp=1 and tp > 1: each tp rank routes its own rows */
+    int64_t first_expert;  /* of this rank */
+    bool has_whole;        /* etp=1 and tp > 1: experts have their whole width on a tp rank */
+    bool is_by_rows;       /* in addition sequence parallelism: each tp rank routes its own rows */
     int64_t dispatch_rows; /* ep > 1: rows that a rank receives in a round; 0: the default */
     bool keeps_rows;       /* ep > 1: the rows of an exchange of one round are kept for the backward pass */
     /* The shared expert, applied to all tokens; intermediate_size 0: none. */
@@ -35,13 +37,19 @@ struct rk_moe {
     } shared;
 };
 
+/* Whether the tp ranks, which all have the tokens of this pass, have different experts. */
+static inline bool rk_moe_is_divided(const struct rk_pass *pass, const struct rk_moe *moe)
+{
+    return pass->ep && moe->has_whole && !pass->splits_rows;
+}
+
 /* Tensors that backward needs from forward. */
 struct rk_moe_saved {
     rk_tensor_t logits;       /* stat [T, E] */
     rk_tensor_t ids;          /* I32 [T, K] */
-    rk_tensor_t places;       /* I32 [T, K]: the row of each choice */
+    rk_tensor_t places;       /* I32 [T, K]: the row of each choice; -1: it has none on this rank */
     rk_tensor_t tokens;       /* I32 [R]: the token of each row */
-    rk_tensor_t offsets;      /* I32 [E + 1]: first row of each expert */
+    rk_tensor_t offsets;      /* I32 [E + 1]: first row of each expert; of divided ones, this rank's */
     rk_tensor_t row_probs;    /* stat [R] */
     rk_tensor_t gate_up;      /* [R, 2 * intermediate_size] */
     rk_tensor_t shared_score; /* stat [T, 1]: a logit */
@@ -120,17 +128,21 @@ struct rk_status *rk_moe_gate_bwd(const struct rk_pass *pass, const struct rk_bl
 /* --- moe_rows.c: between tokens and rows. Between these and the experts there may be an exchange with other
  * ranks. --- */
 /* Sorts the choices: fills places, tokens and offsets of `saved` from its ids, and row_probs from probs. */
-struct rk_status *rk_moe_sort_tokens(const struct rk_pass *pass, const struct rk_moe_saved *saved,
-                                     rk_tensor_t probs) RK_NODISCARD;
+struct rk_status *rk_moe_sort_tokens(const struct rk_pass *pass, const struct rk_moe *moe,
+                                     const struct rk_moe_saved *saved, rk_tensor_t probs) RK_NODISCARD;
 /* rows [R, n] of x [T, n]. */
 struct rk_status *rk_moe_hand_out(const struct rk_pass *pass, const struct rk_moe_saved *saved, rk_tensor_t x,
                                   rk_tensor_t rows) RK_NODISCARD;
 /* y [T, n] = the sum of each token's rows, by ascending expert; the adjoint of handing out. */
 struct rk_status *rk_moe_collect(const struct rk_pass *pass, const struct rk_moe_saved *saved,
                                  rk_tensor_t rows, rk_tensor_t y) RK_NODISCARD;
-/* dprobs stat [T, K] of those of the rows, stat [R]. */
-struct rk_status *rk_moe_collect_dprobs(const struct rk_pass *pass, const struct rk_moe_saved *saved,
-                                        rk_tensor_t drow_probs, rk_tensor_t dprobs) RK_NODISCARD;
+/* The same of the rows of all tp ranks, with the bits of a rank that has all experts. Collective over tp. */
+struct rk_status *rk_moe_collect_divided(const struct rk_pass *pass, const struct rk_moe_saved *saved,
+                                         rk_tensor_t rows, rk_tensor_t y) RK_NODISCARD;
+/* dprobs stat [T, K] of those of the rows, stat [R]; 0 for a choice without a row. */
+struct rk_status *rk_moe_collect_dprobs(const struct rk_pass *pass, const struct rk_moe *moe,
+                                        const struct rk_moe_saved *saved, rk_tensor_t drow_probs,
+                                        rk_tensor_t dprobs) RK_NODISCARD;
 
 /* --- moe_experts.c: the experts of this rank over their rows, [num_rows, hidden_size] --- */
 struct rk_moe_rows {

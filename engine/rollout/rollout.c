@@ -119,15 +119,17 @@ static struct rk_status *init_steps(struct rk_rollout *rollout)
     return NULL;
 }
 
-/* Replicas generate independently of each other: with ep they would have to run every step together. */
+/* Replicas generate independently of each other: with experts on other replicas they would have to run every
+ * step together. */
 static struct rk_status *check_mesh(const struct rk_model *model)
 {
     const struct rk_mesh *mesh = rk_mesh_comms_mesh(rk_model_mesh(model));
 
-    if (rk_mesh_axis_size(mesh, RK_AXIS_EP) > 1)
+    if (rk_mesh_axis_size(mesh, RK_AXIS_EP) > 1 && !rk_mesh_ep_is_tp(mesh))
         return RK_FAIL(RK_UNIMPLEMENTED,
-                       "a rollout on mesh %s: expected ep=1; etp splits experts over tp ranks",
-                       rk_mesh_text(mesh));
+                       "a rollout on mesh %s: expected ep=1, which divides the width of experts over the tp "
+                       "ranks, or ep=%d and etp=1, which divides whole experts",
+                       rk_mesh_text(mesh), rk_mesh_axis_size(mesh, RK_AXIS_TP));
     return NULL;
 }
 

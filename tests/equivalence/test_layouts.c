@@ -235,6 +235,12 @@ static void test_strict_outputs_have_the_bits_of_tp_alone(void **state)
         {"qwen3_moe_tied", RK_DTYPE_F32, STRICT(.name = "t2", .tp = 2),
          STRICT(.name = "t2sd2e2_m2", .tp = 2, .sequence_parallel = true, .dp = 2, .ep = 2,
                 .num_micro_batches = 2)},
+        {"qwen2_moe_value", RK_DTYPE_BF16,
+         STRICT(.name = "t2s_etp1", .tp = 2, .sequence_parallel = true, .etp = 1),
+         STRICT(.name = "t2_etp1_e2", .tp = 2, .etp = 1, .ep = 2)},
+        {"mixtral", RK_DTYPE_F32,
+         STRICT(.name = "t2sd2_etp1_e4", .tp = 2, .sequence_parallel = true, .dp = 2, .etp = 1, .ep = 4),
+         STRICT(.name = "t2d2_etp1_e2", .tp = 2, .dp = 2, .etp = 1, .ep = 2)},
         {"qwen2", RK_DTYPE_F32, STRICT(.name = "t2", .tp = 2),
          STRICT(.name = "t2sc2p2", .tp = 2, .sequence_parallel = true, .cp = 2, .pp = 2)},
     };

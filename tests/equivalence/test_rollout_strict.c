@@ -2,7 +2,8 @@
  * training forward pass computes, so that the first ratio of PPO is exactly 1 and need not be computed; and
  * so are the captured experts of all tokens; on one rank, and with tensor parallelism, where sums are over
  * ranks; for a dense model, for one with 16 experts, where other tokens determine how many rows an expert
- * has, and for one with latent attention.
+ * has, and for one with latent attention; with the width of experts divided over tp, and with whole experts
+ * on each rank.
  *
  * Method: generate with continuous batching (more requests than run together, prompts of all lengths in
  * chunks, some responses ended early), then recompute all of it in packed batches. On GPUs the model has the
@@ -47,7 +48,7 @@ struct scale {
     " \"intermediate_size\": " #intermediate ", \"hidden_act\": \"silu\", \"initializer_range\": 0.02,"     \
     " \"tie_word_embeddings\": true}"
 
-/* A DeepSeek-V3 whose first layer has an MLP. */
+/* A DeepSeek-V3 whose first layer has an MLP, and whose other layers have a shared expert. */
 #define LATENT(hidden, intermediate, layers, heads, rank, nope, rope, v, vocab, positions)              \
     "{\"model_type\": \"deepseek_v3\", \"architectures\": [\"DeepseekV3ForCausalLM\"], "                \
     "\"hidden_size\": " #hidden ", \"moe_intermediate_size\": " #intermediate                           \
@@ -56,6 +57,7 @@ struct scale {
     " \"v_head_dim\": " #v ", \"vocab_size\": " #vocab ", \"max_position_embeddings\": " #positions     \
     ", \"rms_norm_eps\": 1e-6, \"rope_theta\": 50000.0, \"n_routed_experts\": 16,"                      \
     " \"num_experts_per_tok\": 4, \"n_group\": 4, \"topk_group\": 2, \"first_k_dense_replace\": 1,"     \
+    " \"n_shared_experts\": 1,"                                                                         \
     " \"intermediate_size\": " #intermediate ", \"hidden_act\": \"silu\", \"initializer_range\": 0.02," \
     " \"tie_word_embeddings\": true}"
 
@@ -313,9 +315,14 @@ struct outcome {
     double generate_s, recompute_s;
 };
 
+struct layout {
+    bool sequence_parallel; /* of passes; generation does not use it */
+    int32_t etp, ep;        /* 0: tp, 1 */
+};
+
 struct shared {
     const struct scale *scale;
-    bool sequence_parallel; /* of the model; generation does not use it */
+    struct layout generating, training;
     struct outcome of_rank[2];
 };
 
@@ -347,31 +354,48 @@ static struct rk_status *recompute(struct rk_test_model *test, const struct batc
 }
 
 /* world: NULL for one rank. */
+static struct rk_status *open_model(struct rk_test_model *out, const struct shared *shared,
+                                    const struct layout *layout, struct rk_comm_world *world)
+{
+    return rk_test_model_open(out,
+                              &(struct rk_test_model_spec){
+                                  .config = shared->scale->config,
+                                  .seed = 9,
+                                  .dtype = RK_DTYPE_BF16,
+                                  .numerics = RK_NUMERICS_STRICT,
+                                  .tp = world ? rk_comm_world_size(world) : 1,
+                                  .etp = layout->etp,
+                                  .ep = layout->ep,
+                                  .sequence_parallel = layout->sequence_parallel,
+                                  .world = world,
+                                  .stream = world ? rk_test_rank_stream(rk_comm_world_rank(world)) : NULL});
+}
+
+static bool is_same_layout(const struct layout *a, const struct layout *b)
+{
+    return a->sequence_parallel == b->sequence_parallel && a->etp == b->etp && a->ep == b->ep;
+}
+
+/* One model does both if the layouts are equal. */
 static int run_rank(struct rk_comm_world *world, void *user)
 {
     struct shared *shared = user;
     int32_t rank = world ? rk_comm_world_rank(world) : 0;
     struct outcome *outcome = &shared->of_rank[rank];
-    const struct rk_test_model_spec spec = {
-        .config = shared->scale->config,
-        .seed = 9,
-        .dtype = RK_DTYPE_BF16,
-        .numerics = RK_NUMERICS_STRICT,
-        .tp = world ? rk_comm_world_size(world) : 1,
-        .sequence_parallel = shared->sequence_parallel,
-        .world = world,
-        .stream = world ? rk_test_rank_stream(rank) : NULL,
-    };
     struct rk_test_model test;
     struct batch b;
     int64_t begin_ns;
 
-    RK_RANK_OK(rk_test_model_open(&test, &spec));
+    RK_RANK_OK(open_model(&test, shared, &shared->generating, world));
     batch_init(&b, shared->scale, test.model);
     begin_ns = rk_time_now_ns();
     RK_RANK_OK(generate(&test, &b));
     outcome->num_tokens = b.num_tokens;
     outcome->generate_s = seconds_since(begin_ns);
+    if (!is_same_layout(&shared->generating, &shared->training)) {
+        rk_test_model_close(&test);
+        RK_RANK_OK(open_model(&test, shared, &shared->training, world));
+    }
     begin_ns = rk_time_now_ns();
     RK_RANK_OK(recompute(&test, &b, outcome));
     outcome->recompute_s = seconds_since(begin_ns);
@@ -451,17 +475,25 @@ static void test_generate_strict_log_probs_have_bits_of_model_with_experts(void 
     run_one(EXPERTS);
 }
 
-static void run_tp(kind_t kind, bool sequence_parallel)
+static void run_layouts(kind_t kind, struct layout generating, struct layout training)
 {
     struct shared *shared;
 
     if (rk_test_device_max_ranks() < 2)
         skip(); /* the run on one device */
     shared = make_shared(kind);
-    shared->sequence_parallel = sequence_parallel;
+    shared->generating = generating;
+    shared->training = training;
     assert_int_equal(rk_test_run_world(2, "unix", run_rank, shared, RUN_TIMEOUT_S), 0);
     check_outcomes(shared, 2);
     rk_test_shared_free(shared, sizeof(*shared));
+}
+
+static void run_tp(kind_t kind, bool sequence_parallel)
+{
+    const struct layout layout = {.sequence_parallel = sequence_parallel};
+
+    run_layouts(kind, layout, layout);
 }
 
 static void test_generate_strict_tp_log_probs_have_bits_of_model(void **state)
@@ -509,6 +541,43 @@ static void test_generate_strict_log_probs_have_bits_of_sequence_parallel_model_
     run_tp(LATENTS, true);
 }
 
+static const struct layout whole_experts = {.etp = 1, .ep = 2},
+                           exchange = {.sequence_parallel = true, .etp = 1, .ep = 2},
+                           copies = {.sequence_parallel = true, .etp = 1};
+
+/* Goal: ranks that generate with whole experts of their own have the bits of passes that exchange tokens,
+ * with the same weights in both. */
+static void test_generate_strict_ep_log_probs_have_bits_of_model_with_exchange(void **state)
+{
+    (void)state;
+    run_layouts(EXPERTS, exchange, exchange);
+}
+
+static void test_generate_strict_ep_log_probs_have_bits_of_model_without_sequence_parallelism(void **state)
+{
+    (void)state;
+    run_layouts(EXPERTS, whole_experts, whole_experts);
+}
+
+/* ep changes no bit: every rank of the training mesh has all experts. */
+static void test_generate_strict_ep_log_probs_have_bits_of_model_with_all_experts(void **state)
+{
+    (void)state;
+    run_layouts(EXPERTS, whole_experts, copies);
+}
+
+static void test_generate_strict_all_experts_log_probs_have_bits_of_model_with_exchange(void **state)
+{
+    (void)state;
+    run_layouts(EXPERTS, copies, exchange);
+}
+
+static void test_generate_strict_ep_log_probs_have_bits_of_model_with_latents_and_exchange(void **state)
+{
+    (void)state;
+    run_layouts(LATENTS, whole_experts, exchange);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -521,6 +590,11 @@ int main(void)
         cmocka_unit_test(test_generate_strict_log_probs_have_bits_of_model_with_latents),
         cmocka_unit_test(test_generate_strict_tp_log_probs_have_bits_of_model_with_latents),
         cmocka_unit_test(test_generate_strict_log_probs_have_bits_of_sequence_parallel_model_with_latents),
+        cmocka_unit_test(test_generate_strict_ep_log_probs_have_bits_of_model_with_exchange),
+        cmocka_unit_test(test_generate_strict_ep_log_probs_have_bits_of_model_without_sequence_parallelism),
+        cmocka_unit_test(test_generate_strict_ep_log_probs_have_bits_of_model_with_all_experts),
+        cmocka_unit_test(test_generate_strict_all_experts_log_probs_have_bits_of_model_with_exchange),
+        cmocka_unit_test(test_generate_strict_ep_log_probs_have_bits_of_model_with_latents_and_exchange),
     };
 
     if (rk_test_device_is_per_rank())

@@ -1,5 +1,5 @@
-/* Generation over tensor parallelism: all ranks of a group agree, and the samples of other tp sizes differ by
- * rounding ties only. RK_TEST_COMM=nccl with
+/* Generation over tensor parallelism, and with the experts divided over tp: all ranks of a group agree, and
+ * the samples of other tp sizes differ by rounding ties only. RK_TEST_COMM=nccl with
  * RK_TEST_DEVICE=graphs or cuda: decode steps run as graphs with the collectives in them. */
 #include "tests/support/test.h"
 
@@ -15,15 +15,24 @@
 #include "tests/support/models.h"
 #include "tests/support/ranks.h"
 
-#define NUM_REQUESTS 16
-#define MAX_TOKENS   24
-#define MAX_RANKS    4
-#define GROWN_BYTES  ((size_t)8 << 20) /* more than the steps of the test need */
+#define RUN_TIMEOUT_S 180 /* for four ranks on a busy core */
+#define NUM_REQUESTS  16
+#define MAX_TOKENS    24
+#define MAX_RANKS     4
+#define GROWN_BYTES   ((size_t)8 << 20) /* more than the steps of the test need */
 
 static const char config_json[] =
     "{\"model_type\": \"llama\", \"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64,"
     " \"intermediate_size\": 96, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
     "\"num_key_value_heads\": 2,"
+    " \"vocab_size\": 131, \"max_position_embeddings\": 64, \"rms_norm_eps\": 1e-5, \"rope_theta\": 10000.0,"
+    " \"hidden_act\": \"silu\", \"initializer_range\": 0.2, \"tie_word_embeddings\": false}";
+
+static const char experts_json[] =
+    "{\"model_type\": \"qwen2_moe\", \"architectures\": [\"Qwen2MoeForCausalLM\"], \"hidden_size\": 64,"
+    " \"intermediate_size\": 96, \"num_hidden_layers\": 3, \"mlp_only_layers\": [1],"
+    " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"moe_intermediate_size\": 24,"
+    " \"shared_expert_intermediate_size\": 40, \"num_experts\": 8, \"num_experts_per_tok\": 3,"
     " \"vocab_size\": 131, \"max_position_embeddings\": 64, \"rms_norm_eps\": 1e-5, \"rope_theta\": 10000.0,"
     " \"hidden_act\": \"silu\", \"initializer_range\": 0.2, \"tie_word_embeddings\": false}";
 
@@ -41,6 +50,8 @@ struct shared {
     /* Graphs launched by the first generation, by the second, and once there has been memory again. */
     int64_t num_launches[MAX_RANKS], num_more[MAX_RANKS], num_last[MAX_RANKS];
     bool has_graphs;
+    bool has_experts; /* whole ones, divided over tp */
+    rk_numerics_t numerics;
 };
 
 static bool asks_to_stop(void *user)
@@ -88,10 +99,13 @@ static int generate(struct rk_comm_world *world, void *user)
     struct shared *shared = user;
     int32_t rank = rk_comm_world_rank(world);
     const struct rk_test_model_spec spec = {
-        .config = config_json,
+        .config = shared->has_experts ? experts_json : config_json,
         .seed = 3,
         .dtype = RK_DTYPE_F32,
+        .numerics = shared->numerics,
         .tp = rk_comm_world_size(world),
+        .etp = shared->has_experts ? 1 : 0,
+        .ep = shared->has_experts ? rk_comm_world_size(world) : 1,
         .world = world,
         .stream = rk_test_rank_stream(rank),
     };
@@ -155,14 +169,15 @@ static int count_differing_requests(const struct samples *a, const struct sample
     return num_differing;
 }
 
-/* Goal: the samples of tp 1, 2 and 4 (key-value heads replicated) agree up to rounding ties, and on all ranks
- * of a group they are the same bytes. */
-static void test_generate_tp_sizes_agree(void **state)
+/* The samples of tp 1, 2 and 4 (key-value heads replicated) agree up to rounding ties, and on all ranks of a
+ * group they are the same bytes. */
+static void expect_sizes_to_agree(bool has_experts, rk_numerics_t numerics)
 {
     struct shared *shared = rk_test_shared_alloc(sizeof(*shared));
     struct samples single;
 
-    (void)state;
+    shared->has_experts = has_experts;
+    shared->numerics = numerics;
     shared->cancel_rank = shared->grown_rank = shared->full_rank = -1;
     assert_int_equal(rk_test_run_world(1, "unix", generate, shared, 60), 0);
     single = shared->of_rank[0];
@@ -170,9 +185,10 @@ static void test_generate_tp_sizes_agree(void **state)
         double worst = 0.0;
         int num_differing;
 
-        assert_int_equal(rk_test_run_world(tp, "unix", generate, shared, 60), 0);
+        assert_int_equal(rk_test_run_world(tp, "unix", generate, shared, RUN_TIMEOUT_S), 0);
         for (int32_t rank = 1; rank < tp; rank++)
             assert_memory_equal(&shared->of_rank[rank], &shared->of_rank[0], sizeof(struct samples));
+        assert_true((shared->num_launches[0] > 0) == shared->has_graphs);
         num_differing = count_differing_requests(&shared->of_rank[0], &single, &worst);
         print_message("tp=%d: %d of %d responses of %d tokens differ from tp=1, log-probs by at most %g\n",
                       tp, num_differing, NUM_REQUESTS, MAX_TOKENS, worst);
@@ -180,6 +196,67 @@ static void test_generate_tp_sizes_agree(void **state)
         assert_true(num_differing <= 1); /* a tie within rounding is rare: 384 tokens are sampled */
     }
     rk_test_shared_free(shared, sizeof(*shared));
+}
+
+static void test_generate_tp_sizes_agree(void **state)
+{
+    (void)state;
+    expect_sizes_to_agree(false, RK_NUMERICS_FAST);
+}
+
+/* Goal: ranks with experts of their own generate what one rank with all experts generates. */
+static void test_generate_ep_sizes_agree(void **state)
+{
+    (void)state;
+    expect_sizes_to_agree(true, RK_NUMERICS_FAST);
+    expect_sizes_to_agree(true, RK_NUMERICS_STRICT);
+}
+
+struct refused {
+    int32_t ep, etp, dp;
+    const char *expected;
+};
+
+static int refused_rank(struct rk_comm_world *world, void *user)
+{
+    const struct refused *row = user;
+    const struct rk_test_model_spec spec = {.config = experts_json,
+                                            .seed = 3,
+                                            .dtype = RK_DTYPE_F32,
+                                            .tp = rk_comm_world_size(world) / row->dp,
+                                            .dp = row->dp,
+                                            .ep = row->ep,
+                                            .etp = row->etp,
+                                            .sequence_parallel = true,
+                                            .world = world,
+                                            .stream = rk_test_rank_stream(rk_comm_world_rank(world))};
+    const struct rk_rollout_config config = {.max_num_seqs = 6, .max_num_batched_tokens = 40};
+    struct rk_test_model test;
+    struct rk_rollout *rollout;
+
+    RK_RANK_OK(rk_test_model_open(&test, &spec));
+    if (rk_test_rank_check_error(rk_rollout_create(&rollout, test.model, &config), RK_UNIMPLEMENTED, "",
+                                 row->expected))
+        return 1;
+    rk_test_model_close(&test);
+    return 0;
+}
+
+/* Goal: a rollout whose experts are on other replicas is refused. */
+static void test_rollout_with_experts_on_other_replicas_is_refused(void **state)
+{
+    static const struct refused rows[] = {
+        {.ep = 2, .dp = 2, .expected = "on mesh ep=2"},
+        {.ep = 4, .etp = 1, .dp = 2, .expected = "expected ep=1"},
+        {.ep = 2, .etp = 2, .dp = 2, .expected = "expected ep=1"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        if (rk_test_device_max_ranks() >= 4)
+            assert_int_equal(
+                rk_test_run_world(rows[i].etp ? 4 : 2, "unix", refused_rank, (void *)&rows[i], 60), 0);
+    }
 }
 
 /* Goal: when one rank requests a stop, all ranks stop at the same step. */
@@ -247,6 +324,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_generate_tp_sizes_agree),
+        cmocka_unit_test(test_generate_ep_sizes_agree),
+        cmocka_unit_test(test_rollout_with_experts_on_other_replicas_is_refused),
         cmocka_unit_test(test_generate_cancel_is_agreed),
         cmocka_unit_test(test_generate_ranks_launch_the_same_graphs),
         cmocka_unit_test(test_generate_rank_without_memory_for_graphs_counts_for_all),
