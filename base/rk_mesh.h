@@ -19,7 +19,9 @@ RK_BEGIN_DECLS
 
 #define RK_MESH_ORDER_TRAIN   "tp-cp-ep-dp-pp"
 #define RK_MESH_ORDER_ROLLOUT "pp-tp-dp"
-#define RK_MESH_MAX_RANKS     4096
+/* With whole experts on the tp ranks: ep is tp, and etp 1. */
+#define RK_MESH_ORDER_ROLLOUT_EP "pp-tp-ep-dp"
+#define RK_MESH_MAX_RANKS        4096
 
 typedef enum rk_axis {
     RK_AXIS_TP,

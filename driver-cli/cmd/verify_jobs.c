@@ -195,6 +195,7 @@ void rk_verify_add_reference(struct rk_verify_keys *keys, const struct rk_config
     rk_verify_keys_add(keys, RK_JOB_ACTOR RK_JOB_CP "=1");
     rk_verify_keys_add(keys, RK_JOB_ACTOR RK_JOB_EP "=1");
     rk_verify_keys_add(keys, RK_JOB_ACTOR RK_JOB_ETP "=null");
+    rk_verify_keys_add(keys, RK_JOB_ROLLOUT RK_JOB_ROLLOUT_EP "=1");
     rk_verify_keys_add(keys, RK_JOB_ACTOR "use_dynamic_bsz=false");
     rk_verify_keys_add(keys, RK_JOB_ACTOR "ppo_micro_batch_size_per_gpu=%lld",
                        (long long)rk_job_group_size(job));

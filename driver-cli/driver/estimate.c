@@ -47,7 +47,7 @@ static struct attention latent_attention(const struct rk_json *config)
     };
 }
 
-static int64_t num_experts(const struct rk_json *config)
+int64_t rk_estimate_num_experts(const struct rk_json *config)
 {
     static const char *const keys[] = {"n_routed_experts", "num_experts", "num_local_experts"};
     int64_t count = 0;
@@ -73,7 +73,7 @@ static double expert_weights(const struct rk_json *config)
     double hidden = (double)size_at(config, "hidden_size", 0);
     double gate = size_at(config, "shared_expert_intermediate_size", 0) > 0 ? hidden : 0;
 
-    return hidden * (double)num_experts(config) + gate + 3 * hidden * sparse_width(config);
+    return hidden * (double)rk_estimate_num_experts(config) + gate + 3 * hidden * sparse_width(config);
 }
 
 /* By the keys of Qwen and DeepSeek; other families have experts in all layers. */
@@ -89,7 +89,7 @@ static bool is_sparse_layer(const struct rk_json *config, int64_t layer)
         if (rk_json_as_int(rk_json_at(dense, i), -1) == layer)
             return false;
     }
-    return num_experts(config) > 0 && step > 0 && (layer + 1) % step == 0;
+    return rk_estimate_num_experts(config) > 0 && step > 0 && (layer + 1) % step == 0;
 }
 
 static struct attention attention_of(const struct rk_json *config)
@@ -131,7 +131,7 @@ bool rk_estimate_of(struct rk_estimate *out, const struct rk_json *hf_config, in
     for (int64_t i = 0; i < out->num_layers; i++)
         out->is_sparse[i] = is_sparse_layer(hf_config, i);
     out->head = 2 * hidden * vocab;
-    out->num_experts = num_experts(hf_config);
+    out->num_experts = rk_estimate_num_experts(hf_config);
     out->num_experts_per_tok = size_at(hf_config, "num_experts_per_tok", 1);
     return true;
 }

@@ -36,6 +36,8 @@
 #define RK_JOB_RANKS         "megatron.ranks"
 /* In the rollout's. */
 #define RK_JOB_ROLLOUT_RANKS "ranks"
+#define RK_JOB_ROLLOUT_TP    "tensor_model_parallel_size"
+#define RK_JOB_ROLLOUT_EP    "expert_parallel_size"
 
 /* Reads the file, then the environment (RANKCTL_JOB_<KEY>), then the overrides ("a.b=VALUE"). */
 struct rk_status *rk_job_load(struct rk_config **out, const char *path, const char *const *overrides,
@@ -168,12 +170,14 @@ uint32_t rk_job_role_shares(const struct rk_config *job, uint32_t bit);
 bool rk_job_moves_weights(const struct rk_config *job);
 
 /* --- meshes (job_mesh.c): the daemons of a role --- */
-/* Size of tp, cp or pp from the keys; unset ones of a role take the actor's value. */
+/* Size of tp, cp, pp, ep or etp from the keys; unset ones of a role take the actor's value. etp 0: tp. */
 int32_t rk_job_role_size(const struct rk_config *job, uint32_t role, rk_axis_t axis);
 /* Its key below the section of a role. */
 const char *rk_job_axis_key(rk_axis_t axis);
-/* The rollout has the mesh of the actor unless its keys or the actor's pp or cp differ: then it has tp and dp
- * over the actor's ranks, or over its own. Where only cp differs it still uses the actor's weights. */
+/* Ranks that divide the width of every expert of the role. */
+int32_t rk_job_etp(const struct rk_config *job, uint32_t role);
+/* The rollout has the mesh of the actor unless its keys or the actor's pp or cp differ: then it has tp, ep
+ * and dp over the actor's ranks, or over its own. Where only cp differs it still uses the actor's weights. */
 bool rk_job_rollout_has_own_mesh(const struct rk_config *job);
 /* The ranks of a role, in the order of its mesh; none: all of the world. INVALID_ARGUMENT names
  * key and value. */
@@ -207,8 +211,12 @@ void rk_job_set_layout(struct rk_json *options, const struct rk_config *job, uin
  */
 struct rk_status *rk_job_check_layers(const struct rk_config *job, uint32_t role,
                                       int64_t num_layers) RK_NODISCARD;
-/* The rules "world" and "pipeline" (job_mesh_rules.c). */
+/* INVALID_ARGUMENT when the rollout divides experts over ranks, and there are none or their number is not
+ * divisible. */
+struct rk_status *rk_job_check_rollout_experts(const struct rk_config *job, int64_t num_experts) RK_NODISCARD;
+/* The rules "world", "rollout experts" and "pipeline" (job_mesh_rules.c). */
 void rk_job_world_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
+void rk_job_rollout_experts_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 void rk_job_pipeline_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 
 /* The meshes of the roles that a job needs, in the order of the table of roles. */

@@ -1,5 +1,6 @@
 /* The daemons of a job's roles. The keys of a role give its mesh's description; the mesh object made from
  * it defines everything else, here and in the flows: replicas, collecting ranks, participants. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,24 +45,45 @@ static char *path_of(const struct rk_config *job, const struct rk_job_role *role
 /* The rollout's own keys are in its section, without megatron. */
 static int64_t rollout_tp(const struct rk_config *job)
 {
-    return rk_job_int_or(job, RK_JOB_ROLLOUT "tensor_model_parallel_size",
+    return rk_job_int_or(job, RK_JOB_ROLLOUT RK_JOB_ROLLOUT_TP,
                          rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_TP));
 }
 
-static bool actor_splits_experts(const struct rk_config *job)
+/* With ep the experts are whole. */
+static int64_t rollout_size(const struct rk_config *job, rk_axis_t axis)
 {
-    int32_t etp = rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_ETP);
+    int64_t tp = rollout_tp(job), ep = rk_config_int(job, RK_JOB_ROLLOUT RK_JOB_ROLLOUT_EP);
 
-    return rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_EP) > 1 ||
-           (etp > 0 && etp != rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_TP));
+    switch (axis) {
+    case RK_AXIS_TP:
+        return tp;
+    case RK_AXIS_EP:
+        return ep;
+    case RK_AXIS_ETP:
+        return ep > 1 ? 1 : tp;
+    default:
+        return 1;
+    }
 }
 
-/* Its ranks hold other parts of the model than the actor's do. It has no ep, and etp is its tp. */
+int32_t rk_job_etp(const struct rk_config *job, uint32_t role)
+{
+    int32_t etp = rk_job_role_size(job, role, RK_AXIS_ETP);
+
+    return etp > 0 ? etp : rk_job_role_size(job, role, RK_AXIS_TP);
+}
+
+/* Its ranks hold other parts of the model than the actor's do. */
 static bool rollout_has_own_parts(const struct rk_config *job)
 {
-    return !rk_config_is_null(job, RK_JOB_ROLLOUT RK_JOB_ROLLOUT_RANKS) ||
-           rollout_tp(job) != rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_TP) ||
-           rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_PP) > 1 || actor_splits_experts(job);
+    static const rk_axis_t axes[] = {RK_AXIS_TP, RK_AXIS_EP, RK_AXIS_PP};
+    bool has_own = !rk_config_is_null(job, RK_JOB_ROLLOUT RK_JOB_ROLLOUT_RANKS) ||
+                   rk_job_etp(job, RK_ROLE_ROLLOUT) != rk_job_etp(job, RK_ROLE_ACTOR);
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(axes) && !has_own; i++)
+        has_own =
+            rk_job_role_size(job, RK_ROLE_ROLLOUT, axes[i]) != rk_job_role_size(job, RK_ROLE_ACTOR, axes[i]);
+    return has_own;
 }
 
 bool rk_job_rollout_has_own_mesh(const struct rk_config *job)
@@ -88,7 +110,7 @@ int32_t rk_job_role_size(const struct rk_config *job, uint32_t role, rk_axis_t a
     char *path;
 
     if (role == RK_ROLE_ROLLOUT)
-        return axis == RK_AXIS_TP || axis == RK_AXIS_ETP ? (int32_t)rollout_tp(job) : 1;
+        return (int32_t)rollout_size(job, axis);
     path = path_of(job, row, rk_job_axis_key(axis));
     size = rk_job_int_or(job, path, 0);
     rk_free(path);
@@ -168,7 +190,8 @@ struct rk_mesh_spec rk_job_mesh_spec(const struct rk_config *job, uint32_t role,
     };
 
     if (of == RK_ROLE_ROLLOUT)
-        memcpy(spec.order, RK_MESH_ORDER_ROLLOUT, sizeof(RK_MESH_ORDER_ROLLOUT));
+        snprintf(spec.order, sizeof(spec.order), "%s",
+                 spec.ep > 1 ? RK_MESH_ORDER_ROLLOUT_EP : RK_MESH_ORDER_ROLLOUT);
     return spec;
 }
 

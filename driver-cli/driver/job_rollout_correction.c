@@ -193,7 +193,8 @@ static char *inexact_because(const struct rk_config *job)
     double top_p = rk_config_real(job, RK_JOB_ROLLOUT "top_p");
     double temperature = rk_config_real(job, RK_JOB_ROLLOUT "temperature");
     int32_t actor_tp = rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_TP);
-    int64_t tp = rk_job_int_or(job, RK_JOB_ROLLOUT "tensor_model_parallel_size", actor_tp);
+    int32_t tp = rk_job_role_size(job, RK_ROLE_ROLLOUT, RK_AXIS_TP);
+    int32_t ep = rk_job_role_size(job, RK_ROLE_ROLLOUT, RK_AXIS_EP);
 
     if (strcmp(numerics, "strict") != 0)
         return rk_format("numerics=%s", numerics);
@@ -202,7 +203,11 @@ static char *inexact_because(const struct rk_config *job)
     if (top_p < 1.0)
         return rk_format(RK_JOB_ROLLOUT "top_p=%g", top_p);
     if (tp != actor_tp)
-        return rk_format(RK_JOB_ROLLOUT "tensor_model_parallel_size=%lld", (long long)tp);
+        return rk_format(RK_JOB_ROLLOUT RK_JOB_ROLLOUT_TP "=%d", tp);
+    /* Results of parts of experts are added in another order than those of whole ones. */
+    if (rk_job_etp(job, RK_ROLE_ROLLOUT) != rk_job_etp(job, RK_ROLE_ACTOR))
+        return rk_format(RK_JOB_ROLLOUT RK_JOB_ROLLOUT_EP "=%d with " RK_JOB_ACTOR RK_JOB_ETP "=%d", ep,
+                         rk_job_etp(job, RK_ROLE_ACTOR));
     /* A greedy rollout returns log-probs of temperature 1. */
     if (!rk_config_bool(job, RK_JOB_ROLLOUT "do_sample") && temperature != 1.0)
         return rk_format(RK_JOB_ROLLOUT "do_sample=false with temperature=%g", temperature);

@@ -338,6 +338,7 @@ static void check_profile(const struct rk_config *job, int32_t world_size, struc
 
 static const struct rk_job_rule rules[] = {
     {"world", rk_job_world_check},
+    {"rollout experts", rk_job_rollout_experts_check},
     {"nodes", check_nodes},
     {"pipeline", rk_job_pipeline_check},
     {"train batch", check_train_batch},

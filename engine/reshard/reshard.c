@@ -176,7 +176,9 @@ struct rk_status *rk_reshard_take(struct rk_model *model, const struct rk_reshar
                                   int64_t bucket_bytes)
 {
     const struct rk_reshard_args args = {.bucket_bytes = bucket_bytes};
-    const struct header header = {.dtype = (int32_t)model->core->dtype};
+    /* Sequence parallelism, which a mesh with etp=1 may need for its passes, does not change the parts. */
+    const struct header header = {.dtype = (int32_t)model->core->dtype,
+                                  .layout = {.sequence_parallel = true}};
     bool is_destination = rk_mesh_equal(rk_mesh_comms_mesh(model->core->mesh), link->destination);
     struct rk_reshard_run run = {.args = &args,
                                  .link = link,

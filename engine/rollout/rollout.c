@@ -125,7 +125,12 @@ static struct rk_status *check_mesh(const struct rk_model *model)
 {
     const struct rk_mesh *mesh = rk_mesh_comms_mesh(rk_model_mesh(model));
 
-    if (rk_mesh_axis_size(mesh, RK_AXIS_EP) > 1 && !rk_mesh_ep_is_tp(mesh))
+    if (rk_mesh_axis_size(mesh, RK_AXIS_EP) == 1)
+        return NULL;
+    if (rk_model_get_routes(model).num_layers == 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "a rollout on mesh %s: expected ep=1 for a model without experts",
+                       rk_mesh_text(mesh));
+    if (!rk_mesh_ep_is_tp(mesh))
         return RK_FAIL(RK_UNIMPLEMENTED,
                        "a rollout on mesh %s: expected ep=1, which divides the width of experts over the tp "
                        "ranks, or ep=%d and etp=1, which divides whole experts",

@@ -170,6 +170,7 @@ struct rk_status *rk_flow_files(char ***out, const struct rk_config *job, const 
 static struct rk_status *check_layers(const struct rk_flow_inputs *inputs, const struct rk_config *job)
 {
     RK_TRY(rk_flow_check_layers(job, RK_ROLE_ACTOR, inputs->hf_config));
+    RK_TRY(rk_flow_check_layers(job, RK_ROLE_ROLLOUT, inputs->hf_config));
     RK_TRY(rk_flow_check_layers(job, RK_ROLE_REF, inputs->hf_config));
     if (!rk_config_is_null(job, RK_JOB_CRITIC "model.path"))
         return NULL;

@@ -4,6 +4,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
+#include "driver-cli/driver/estimate_internal.h"
 #include "driver-cli/driver/flows/flows_internal.h"
 
 struct rk_status *rk_flow_model_dir_open(struct rk_flow_model_dir *out, const char *path)
@@ -71,5 +72,7 @@ struct rk_status *rk_flow_check_layers(const struct rk_config *job, uint32_t rol
 
     if (!rk_job_role_needed(job, role) || num_layers < 1) /* of a model elsewhere the daemons check them */
         return NULL;
-    return rk_job_check_layers(job, role, num_layers);
+    RK_TRY(rk_job_check_layers(job, role, num_layers));
+    return role == RK_ROLE_ROLLOUT ? rk_job_check_rollout_experts(job, rk_estimate_num_experts(config))
+                                   : NULL;
 }

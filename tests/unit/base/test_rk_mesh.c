@@ -386,6 +386,39 @@ static void test_mesh_has_same_parts_tells_apart(void **state)
     }
 }
 
+/* Goal: meshes whose tp ranks have all experts between them, in any order of the axes; with experts on other
+ * replicas, or parts of them, they have not. */
+static void test_mesh_ep_is_tp_compares_groups(void **state)
+{
+    static const struct {
+        struct rk_mesh_spec spec;
+        bool expected;
+    } cases[] = {
+        {{.tp = 2, .ep = 2, .etp = 1}, true},
+        {{.tp = 8, .ep = 8, .etp = 1}, true},
+        {{.tp = 2, .cp = 2, .ep = 2, .etp = 1}, true},
+        {{.tp = 2, .pp = 2, .ep = 2, .etp = 1}, true},
+        {{.tp = 2, .ep = 2, .etp = 1, .order = RK_MESH_ORDER_ROLLOUT_EP}, true},
+        {{.dp = 8}, true}, /* each rank is a group of its own in both */
+        {{.tp = 2}, false},
+        {{.tp = 2, .ep = 2}, false}, /* etp=2: ep is over dp */
+        {{.tp = 2, .ep = 4, .etp = 1}, false},
+        {{.tp = 4, .ep = 2, .etp = 1}, false},
+        {{.ep = 2}, false},
+        {{.tp = 2, .ep = 2, .etp = 1, .order = "cp-dp-ep-tp-pp"}, true},
+        {{.tp = 2, .cp = 2, .ep = 2, .etp = 1, .order = "cp-tp-dp-ep-pp"}, false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_mesh *mesh = make(cases[i].spec, 8);
+
+        print_message("case %zu: %s\n", i, rk_mesh_text(mesh));
+        assert_int_equal(rk_mesh_ep_is_tp(mesh), cases[i].expected);
+        rk_mesh_destroy(mesh);
+    }
+}
+
 /* --- properties over random meshes --- */
 
 /* Random sizes with at most 64 ranks: dense axes and a factorisation of the same ranks for the experts. */
@@ -539,6 +572,7 @@ int main(void)
         cmocka_unit_test(test_mesh_text_and_spec_round_trip),
         cmocka_unit_test(test_mesh_equal_tells_apart),
         cmocka_unit_test(test_mesh_has_same_parts_tells_apart),
+        cmocka_unit_test(test_mesh_ep_is_tp_compares_groups),
         cmocka_unit_test(test_mesh_place_text_names_the_axes_that_are_cut),
         cmocka_unit_test(test_mesh_properties_random_sizes),
     };

@@ -20,6 +20,8 @@
 #define PP      "megatron.pipeline_model_parallel_size="
 #define EP      "megatron.expert_model_parallel_size="
 #define ETP     "megatron.expert_tensor_parallel_size="
+#define RTP     ROLLOUT "tensor_model_parallel_size="
+#define REP     ROLLOUT "expert_parallel_size="
 #define VPP     "megatron.virtual_pipeline_model_parallel_size="
 #define RANKS   "megatron.ranks="
 #define FIRST   "megatron.override_transformer_config.num_layers_in_first_pipeline_stage="
@@ -59,8 +61,9 @@ static char *describe(const struct rk_config *job, uint32_t role, int32_t world_
     return rk_str_take(&text);
 }
 
-#define TRAIN   " tp-cp-ep-dp-pp"
-#define SERVING " pp-tp-dp"
+#define TRAIN      " tp-cp-ep-dp-pp"
+#define SERVING    " pp-tp-dp"
+#define SERVING_EP " pp-tp-ep-dp"
 
 /* Goal: a role's keys define its mesh, and unset ones take the actor's values; the rollout has the actor's
  * mesh or one of tp and dp. */
@@ -102,6 +105,18 @@ static void test_mesh_create_follows_the_keys(void **state)
          "tp=2 dp=2 @ 0,1,2,3" SERVING,
          "tp=2 ep=2 etp=1 dp=2 @ 0,1,2,3" TRAIN,
          "tp=2 dp=2 @ 0,1,2,3" TRAIN},
+        {{ACTOR EP "2", RTP "2", REP "2"},
+         4,
+         "ep=2 dp=4 @ 0,1,2,3" TRAIN,
+         "tp=2 ep=2 etp=1 dp=2 @ 0,1,2,3" SERVING_EP,
+         "ep=2 dp=4 @ 0,1,2,3" TRAIN,
+         "ep=2 dp=4 @ 0,1,2,3" TRAIN},
+        {{ACTOR EP "2", ACTOR ETP "1", ACTOR TP "2", REP "2"},
+         4,
+         "tp=2 ep=2 etp=1 dp=2 @ 0,1,2,3" TRAIN,
+         "tp=2 ep=2 etp=1 dp=2 @ 0,1,2,3" TRAIN,
+         "tp=2 ep=2 etp=1 dp=2 @ 0,1,2,3" TRAIN,
+         "tp=2 ep=2 etp=1 dp=2 @ 0,1,2,3" TRAIN},
         {{ACTOR TP "1", ROLLOUT "tensor_model_parallel_size=2"},
          4,
          "dp=4 @ 0,1,2,3" TRAIN,
@@ -239,6 +254,36 @@ static void test_world_check_names_key_value_and_the_nearest_layout(void **state
     }
 }
 
+/* Goal: the rollout's experts are divided by width or as whole ones, over all of its tp ranks. */
+static void test_rollout_experts_check_names_key_value_and_tp(void **state)
+{
+    static const struct {
+        const char *changes[MAX_CHANGES];
+        const char *problems;
+    } cases[] = {
+        {{0}, ""},
+        {{RTP "4", REP "4"}, ""},
+        {{ACTOR TP "2", ACTOR EP "2", REP "2"}, ""},
+        {{RTP "4", REP "2"}, REP "2: expected 1, or tensor_model_parallel_size of the rollout, which is 4\n"},
+        {{REP "2"}, REP "2: expected 1, or tensor_model_parallel_size of the rollout, which is 1\n"},
+        {{ACTOR TP "2", REP "3"},
+         REP "3: expected 1, or tensor_model_parallel_size of the rollout, which is 2\n"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *job = load(cases[i].changes);
+        struct rk_str problems = {0};
+
+        rk_job_rollout_experts_check(job, 4, &problems);
+        assert_string_equal(rk_str_text(&problems), cases[i].problems);
+        rk_job_world_check(job, 4, &problems); /* does not report it again */
+        assert_string_equal(rk_str_text(&problems), cases[i].problems);
+        rk_str_fini(&problems);
+        rk_config_destroy(job);
+    }
+}
+
 static void test_pipeline_check_needs_stages(void **state)
 {
     static const struct {
@@ -299,6 +344,17 @@ static void test_check_layers_names_the_nearest_cut(void **state)
          CRITIC PP "4 of role critic: 6 layers do not fit a pipeline of pp=4"},
         {{ACTOR PP "2", ACTOR VPP "3"}, "{\"num_hidden_layers\": 8}", RK_ROLE_ACTOR, "pp=2 vpp=3"},
         {{ACTOR PP "16"}, "{\"num_hidden_layers\": 8}", RK_ROLE_ACTOR, "nearest layout: pp=8"},
+        {{RTP "4", REP "4"}, "{\"num_hidden_layers\": 8, \"num_experts\": 12}", RK_ROLE_ROLLOUT, NULL},
+        {{RTP "4", REP "4"}, "{\"num_hidden_layers\": 8, \"num_experts\": 10}", RK_ROLE_ACTOR, NULL},
+        {{RTP "4", REP "4"},
+         "{\"num_hidden_layers\": 8, \"n_routed_experts\": 10}",
+         RK_ROLE_ROLLOUT,
+         REP "4: expected a divisor of the 10 experts of the model"},
+        {{RTP "2", REP "2"},
+         "{\"num_hidden_layers\": 8}",
+         RK_ROLE_ROLLOUT,
+         REP "2: expected 1 for a model without experts"},
+        {{RTP "2", REP "2"}, "{}", RK_ROLE_ROLLOUT, NULL},                     /* reported by the daemons */
         {{ACTOR PP "3"}, "{}", RK_ROLE_ACTOR, NULL},                           /* reported by the daemons */
         {{ACTOR PP "3"}, "{\"num_hidden_layers\": 8}", RK_ROLE_TEACHER, NULL}, /* not needed */
     };
@@ -334,6 +390,14 @@ static void test_rollout_shares_weights_where_its_mesh_is_the_actors(void **stat
         {{ACTOR TP "2", ACTOR CP "2"}, false},
         {{ACTOR CP "2", ROLLOUT "tensor_model_parallel_size=2"}, true},
         {{ACTOR PP "2", CRITIC PP "1", REF PP "1"}, true},
+        {{ACTOR TP "2", ACTOR ETP "2"}, false},
+        {{ACTOR TP "2", ACTOR ETP "1"}, true},
+        {{ACTOR TP "2", REP "2"}, true},
+        {{ACTOR EP "2", RTP "2", REP "2"}, true},
+        {{ACTOR TP "2", ACTOR EP "2", ACTOR ETP "1"}, true},
+        {{ACTOR TP "2", ACTOR EP "2", ACTOR ETP "1", REP "2"}, false},
+        {{ACTOR TP "2", ACTOR EP "2", ACTOR ETP "1", ACTOR CP "2", REP "2"}, false},
+        {{ACTOR TP "2", ACTOR EP "4", ACTOR ETP "1", REP "2"}, true},
     };
 
     (void)state;
@@ -427,6 +491,7 @@ int main(void)
         cmocka_unit_test(test_mesh_create_follows_the_keys),
         cmocka_unit_test(test_meshes_create_has_the_roles_of_the_job),
         cmocka_unit_test(test_world_check_names_key_value_and_the_nearest_layout),
+        cmocka_unit_test(test_rollout_experts_check_names_key_value_and_tp),
         cmocka_unit_test(test_pipeline_check_needs_stages),
         cmocka_unit_test(test_check_layers_names_the_nearest_cut),
         cmocka_unit_test(test_rollout_shares_weights_where_its_mesh_is_the_actors),

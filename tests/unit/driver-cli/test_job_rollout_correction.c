@@ -9,6 +9,8 @@
 #define CORR    "algorithm.rollout_correction."
 #define ACTOR   "actor_rollout_ref.actor."
 #define ROLLOUT "actor_rollout_ref.rollout."
+#define MESH    ACTOR "megatron."
+#define TP2     MESH "tensor_model_parallel_size=2"
 #define MAX     6
 
 static struct rk_config *load(const char *const changes[MAX])
@@ -126,6 +128,9 @@ static const struct refused_case refused_cases[] = {
      ACTOR "calculate_sum_pi_squared=true needs sum_pi_squared of the pass"},
     {{"numerics=strict", ACTOR "old_log_prob=rollout", ROLLOUT "top_k=5"},
      ACTOR "old_log_prob=rollout contradicts " ROLLOUT "top_k=5"},
+    {{"numerics=strict", ACTOR "old_log_prob=rollout", TP2, ROLLOUT "expert_parallel_size=2"},
+     ACTOR "old_log_prob=rollout contradicts " ROLLOUT "expert_parallel_size=2 with " MESH
+           "expert_tensor_parallel_size=2"},
 };
 
 static void test_contradictions_are_refused(void **state)
@@ -180,6 +185,15 @@ static const struct source_case source_cases[] = {
     {{"numerics=strict", ROLLOUT "do_sample=false"}, true}, /* greedy log-probs use temperature 1 */
     {{"numerics=strict", ROLLOUT "do_sample=false", ROLLOUT "temperature=0.7"}, false},
     {{"numerics=strict", ROLLOUT "tensor_model_parallel_size=2"}, false},
+    /* Experts whole in both, on any number of ranks, or in equal parts. */
+    {{"numerics=strict", MESH "expert_model_parallel_size=2"}, true},
+    {{"numerics=strict", TP2, MESH "expert_tensor_parallel_size=2"}, true},
+    {{"numerics=strict", TP2, MESH "expert_tensor_parallel_size=1"}, false},
+    {{"numerics=strict", TP2, MESH "expert_tensor_parallel_size=1", ROLLOUT "expert_parallel_size=2"}, true},
+    {{"numerics=strict", TP2, MESH "expert_tensor_parallel_size=1", MESH "expert_model_parallel_size=4",
+      ROLLOUT "expert_parallel_size=2"},
+     true},
+    {{"numerics=strict", TP2, ROLLOUT "expert_parallel_size=2"}, false},
     {{CORR "bypass_mode=true"}, true},
     {{CORR "preset=bypass_pg_is", ROLLOUT "top_k=5"}, true},
 };

@@ -44,6 +44,7 @@ static const struct rule_case rule_cases[] = {
      4,
      "ref.megatron.tensor_model_parallel_size=3 does not divide the 4 daemons"},
     {"none", {ACTOR "use_kl_loss=true", ACTOR "megatron.ranks=0-1", REF "megatron.ranks=2-3"}, 4, NULL},
+    {"rollout experts", {ROLLOUT "expert_parallel_size=3"}, 4, "expert_parallel_size=3: expected 1"},
     {"pipeline", {ACTOR "megatron.virtual_pipeline_model_parallel_size=2"}, 4, "=2: expected null"},
     {"axes of this version", {RK_JOB_ACTOR RK_JOB_PP "=2"}, 4, "=2: this version runs 1"},
     {"nodes",

@@ -47,10 +47,11 @@
     " \"max_position_embeddings\": 128, \"initializer_range\": 0.1}"
 
 /* Experts in two of three layers, with a shared one beside them. */
-#define SPARSE(type)                                                                                      \
+#define SPARSE(type) SPARSE_OF(type, "5")
+#define SPARSE_OF(type, num)                                                                              \
     "{\"model_type\": \"" type "\", \"hidden_size\": 64, \"intermediate_size\": 64,"                      \
     " \"num_hidden_layers\": 3, \"num_attention_heads\": 8, \"num_key_value_heads\": 2, \"vocab_size\": " \
-    "131, \"head_dim\": 8, \"num_experts\": 5, \"num_experts_per_tok\": 2,"                               \
+    "131, \"head_dim\": 8, \"num_experts\": " num ", \"num_experts_per_tok\": 2,"                         \
     " \"moe_intermediate_size\": 32, \"shared_expert_intermediate_size\": 48, \"mlp_only_layers\": [1],"  \
     " \"max_position_embeddings\": 128, \"initializer_range\": 0.1}"
 
@@ -82,8 +83,9 @@ struct plan_case {
     int32_t seq_len; /* length of the shortest sequences that the plan allows; 0: 1 */
     /* With a pipeline there is no rollout, which cannot share its weights. 0: 1. */
     int32_t pp, vpp;
-    int32_t num_first, num_last;     /* layers of the first and last stage; 0: as many as the others */
-    int32_t ep, moe_dispatch_tokens; /* with ep there is no rollout either; 0: 1, and the default */
+    int32_t num_first, num_last; /* layers of the first and last stage; 0: as many as the others */
+    /* With experts on other replicas there is no rollout either. 0: 1, tp, and the default. */
+    int32_t ep, etp, moe_dispatch_tokens;
     bool moe_keep_dispatched, is_cpu_only;
     /* Steps of few sequences with long parts of prompts need more than the steps that are run for the peak.
      */
@@ -93,6 +95,10 @@ struct plan_case {
 #define F32_3_STEPS  .num_steps = 3, .dtype = RK_DTYPE_F32
 #define STRICT       .numerics = RK_NUMERICS_STRICT
 #define BF16_3_STEPS .num_steps = 3, .dtype = RK_DTYPE_BF16
+#define TP2_SP       .tp = 2, .sequence_parallel = true
+#define EVEN         SPARSE_OF("qwen2_moe", "6")
+#define WHOLE        .tp = 2, .ep = 2, .etp = 1
+#define KEPT         .sequence_parallel = true, .moe_dispatch_tokens = 60, .moe_keep_dispatched = true
 
 static const struct plan_case cases[] = {
     {.label = "mixed", .config = MIXED, F32_3_STEPS, .is_cpu_only = true},
@@ -116,12 +122,10 @@ static const struct plan_case cases[] = {
      STRICT,
      BF16_3_STEPS,
      .recompute_num_layers = 2},
-    {.label = "qwen2_moe bf16 tp=2 dp=2 sp",
-     .config = SPARSE("qwen2_moe"),
-     .tp = 2,
-     .dp = 2,
-     BF16_3_STEPS,
-     .sequence_parallel = true},
+    {.label = "qwen2_moe tp=2 sp dp=2", .config = SPARSE("qwen2_moe"), TP2_SP, .dp = 2, BF16_3_STEPS},
+    {.label = "whole experts bf16 dp=2", .config = EVEN, WHOLE, .dp = 2, BF16_3_STEPS},
+    {.label = "whole experts strict", .config = EVEN, WHOLE, STRICT, F32_3_STEPS, .recompute_num_layers = 2},
+    {.label = "whole experts bf16 sp, kept rows", .config = EVEN, WHOLE, KEPT, BF16_3_STEPS},
     {.label = "latent", .config = LATENT("24"), F32_3_STEPS, .plans_other_steps = true},
     {.label = "latent bf16 tp=2 strict sp, recompute",
      .config = LATENT("null"),
@@ -244,13 +248,7 @@ static const struct plan_case cases[] = {
      .pp = 2,
      .vpp = 3,
      .num_first = 9},
-    {.label = "qwen3 bf16 tp=2 pp=2 strict sp",
-     .config = DEEP("qwen3"),
-     .tp = 2,
-     BF16_3_STEPS,
-     STRICT,
-     .sequence_parallel = true,
-     .pp = 2},
+    {.label = "qwen3 tp=2 sp pp=2 strict", .config = DEEP("qwen3"), TP2_SP, BF16_3_STEPS, STRICT, .pp = 2},
     {.label = "llama dp=2 pp=2, ids", .config = DEEP("llama"), .dp = 2, F32_3_STEPS, .num_ids = 17, .pp = 2},
     {.label = "qwen3 cp=2 pp=2",
      .config = DEEP("qwen3"),
@@ -322,7 +320,7 @@ static bool has_stages(const struct plan_case *row)
 
 static bool generates(const struct plan_case *row)
 {
-    return !has_stages(row) && row->ep <= 1;
+    return !has_stages(row) && (row->ep <= 1 || (row->ep == row->tp && row->etp == 1));
 }
 
 static struct rk_status *make_plans(struct roles *roles, struct rk_comm_world *world,
@@ -362,6 +360,7 @@ static struct rk_status *open_roles(struct roles *roles, struct rk_comm_world *w
         .cp = row->cp,
         .dp = row->dp,
         .ep = row->ep,
+        .etp = row->etp,
         .moe_dispatch_tokens = row->moe_dispatch_tokens,
         .moe_keep_dispatched = row->moe_keep_dispatched,
         .sequence_parallel = row->sequence_parallel,
