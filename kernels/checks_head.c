@@ -166,12 +166,14 @@ static void expect_row_move(struct rk_check *check, const struct rk_rows_args *a
 int64_t rk_check_gather_rows(struct rk_check *check, const struct rk_rows_args *args)
 {
     expect_row_move(check, args, args->index.shape[0], args->x.shape[0]);
+    rk_expect_optional(check, "count", args->count, RK_DTYPE_I32, RK_DIMS(1));
     return args->index.shape[0] * args->x.shape[1];
 }
 
 int64_t rk_check_scatter_rows(struct rk_check *check, const struct rk_rows_args *args)
 {
     expect_row_move(check, args, args->out.shape[0], args->index.shape[0]);
+    rk_expect_optional(check, "count", args->count, RK_DTYPE_I32, RK_DIMS(1));
     return args->index.shape[0] * args->x.shape[1];
 }
 

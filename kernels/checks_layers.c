@@ -197,6 +197,7 @@ int64_t rk_check_swiglu_fwd(struct rk_check *check, const struct rk_swiglu_fwd_a
     rk_expect_tensor(check, "up", args->up, args->gate.dtype, dims);
     rk_expect_tensor(check, "y", args->y, args->gate.dtype, dims);
     rk_expect_optional(check, "probs", args->probs, rk_stat_dtype(args->gate.dtype), RK_DIMS(dims.size[0]));
+    rk_expect_optional(check, "count", args->count, RK_DTYPE_I32, RK_DIMS(1));
     rk_expect_no_alias(check, "y", args->y, "gate", args->gate);
     rk_expect_no_alias(check, "y", args->y, "up", args->up);
     return dims.size[0] * dims.size[1];

@@ -23,6 +23,8 @@ int64_t rk_check_grouped_gemm(struct rk_check *check, const struct rk_grouped_ge
     rk_expect_contiguous(check, "w", *w);
     rk_expect_tensor(check, "y", args->y, args->x.dtype, RK_DIMS(rows, n));
     expect_offsets(check, args->offsets, w->shape[0]);
+    rk_expect(check, args->likely_rows >= 0, "likely_rows=%lld, expected at least 0",
+              (long long)args->likely_rows);
     rk_expect_no_alias(check, "y", args->y, "x", args->x);
     rk_expect_no_alias(check, "y", args->y, "w", *w);
     return rows * n;

@@ -46,6 +46,7 @@ struct rk_grouped_gemm_args {
     rk_tensor_t w;       /* [G, n, k] with trans_w: y = x w^T; else [G, k, n]: y = x w. Contiguous */
     rk_tensor_t offsets; /* I32 [G + 1], from 0, non-decreasing, at most R */
     bool trans_w, strict;
+    int64_t likely_rows; /* an estimate of offsets[G], for the size of tiles; 0: R. It changes no result */
 };
 
 /* dw[g] += sum over the rows r of group g of dy[r]^T x[r], in ascending r. */
@@ -240,6 +241,7 @@ struct rk_rope_args {
 struct rk_swiglu_fwd_args {
     rk_tensor_t y, gate, up; /* [T, intermediate_size] */
     rk_tensor_t probs;       /* none, or stat [T] */
+    rk_tensor_t count;       /* none, or I32 [1]: y is written for the first `count` rows only */
 };
 
 struct rk_swiglu_bwd_args {
@@ -355,6 +357,7 @@ struct rk_rows_args {
     rk_tensor_t out, x; /* 2-d, same row length and dtype */
     rk_tensor_t index;  /* I32 [number of rows moved] */
     bool has_gaps;      /* index -1 means none: gather writes zeros, scatter skips the row */
+    rk_tensor_t count;  /* none, or I32 [1]: the number of rows moved, at most that of index */
 };
 
 /* y = alpha * x + beta * y; dtypes may differ; beta 0 does not read y (a cast). */

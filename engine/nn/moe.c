@@ -109,10 +109,18 @@ static rk_tensor_t as_list(rk_tensor_t t)
     return rk_tensor_1d(t.data, t.dtype, rk_tensor_num_elements(t));
 }
 
-static struct rk_moe_rows rows_of(const struct rk_moe_saved *saved)
+static struct rk_moe_rows rows_of(const struct rk_pass *pass, const struct rk_moe *moe,
+                                  const struct rk_moe_saved *saved)
 {
+    int64_t num_rows = rk_tensor_num_elements(saved->tokens);
+
     return (struct rk_moe_rows){
-        .offsets = as_list(saved->offsets), .probs = as_list(saved->row_probs), .gate_up = saved->gate_up};
+        .offsets = as_list(saved->offsets),
+        .probs = as_list(saved->row_probs),
+        .gate_up = saved->gate_up,
+        .count = rk_moe_count_rows(pass, moe, saved),
+        .likely_count = rk_moe_is_divided(pass, moe) ? num_rows / rk_comm_group_size(pass->ep) : 0,
+    };
 }
 
 /* Replaces the rows of x by the experts' results. */
@@ -120,7 +128,7 @@ static struct rk_status *experts_of_rank_fwd(const struct rk_pass *pass, const s
                                              const struct rk_moe_saved *saved, rk_tensor_t x_rows,
                                              bool has_out)
 {
-    struct rk_moe_rows rows = rows_of(saved);
+    struct rk_moe_rows rows = rows_of(pass, block->own, saved);
     const struct rk_moe *moe = block->own;
     rk_tensor_t activated = {0};
 
@@ -153,7 +161,7 @@ static struct rk_status *experts_fwd(const struct rk_pass *pass, const struct rk
     RK_TRY(rk_moe_choose(pass, block, x, saved, probs));
     RK_TRY(rk_moe_sort_tokens(pass, block->own, saved, probs));
     if (y.data || !has_exchange)
-        RK_TRY(rk_moe_hand_out(pass, saved, x, x_rows));
+        RK_TRY(rk_moe_hand_out(pass, block->own, saved, x, x_rows));
     if (!has_exchange)
         RK_TRY(experts_of_rank_fwd(pass, block, saved, x_rows, y.data != NULL));
     else if (y.data)
@@ -266,12 +274,12 @@ static struct rk_status *experts_of_rank_bwd(const struct rk_pass *pass, const s
                                              const struct rk_moe_saved *saved, rk_tensor_t x,
                                              rk_tensor_t drows, rk_tensor_t drow_probs)
 {
-    struct rk_moe_rows rows = rows_of(saved);
+    struct rk_moe_rows rows = rows_of(pass, block->own, saved);
     rk_tensor_t activated;
 
     RK_TRY(rk_activation_make(pass, block, RK_MOE_DACTIVATED, &activated));
     RK_TRY(rk_moe_experts_bwd_down(pass, block->own, &rows, drows, activated, as_list(drow_probs)));
-    RK_TRY(rk_moe_hand_out(pass, saved, x, drows));
+    RK_TRY(rk_moe_hand_out(pass, block->own, saved, x, drows));
     return rk_moe_experts_bwd_up(pass, block->own, &rows, drows, drows);
 }
 
@@ -285,7 +293,7 @@ static struct rk_status *experts_of_all_bwd(const struct rk_pass *pass, const st
 
     RK_TRY(rk_step_2d(pass->arena, &grads.x_rows, drows.dtype, drows.shape[0], drows.shape[1]));
     if (!saved->has_received)
-        RK_TRY(rk_moe_hand_out(pass, saved, x, grads.x_rows));
+        RK_TRY(rk_moe_hand_out(pass, block->own, saved, x, grads.x_rows));
     return rk_moe_exchange_bwd(pass, block, saved, &grads, beside);
 }
 
@@ -300,7 +308,7 @@ static struct rk_status *experts_bwd(const struct rk_pass *pass, const struct rk
     RK_TRY(rk_activation_make(pass, block, RK_MOE_DROW_PROBS, &drow_probs));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_DPROBS, &dprobs));
     RK_TRY(rk_activation_make(pass, block, RK_MOE_DROWS, &drows));
-    RK_TRY(rk_moe_hand_out(pass, saved, dy, drows));
+    RK_TRY(rk_moe_hand_out(pass, block->own, saved, dy, drows));
     RK_TRY(exchanges(pass, block->own) ? experts_of_all_bwd(pass, block, saved, x, drows, drow_probs, beside)
                                        : experts_of_rank_bwd(pass, block, saved, x, drows, drow_probs));
     RK_TRY(rk_moe_collect(pass, saved, drows, dx));

@@ -13,15 +13,16 @@ static rk_tensor_t matrices(const struct rk_pass *pass, const struct rk_expert_w
 }
 
 static struct rk_status *multiply(const struct rk_pass *pass, const struct rk_expert_weight *weight,
-                                  rk_tensor_t offsets, rk_tensor_t x, rk_tensor_t y)
+                                  const struct rk_moe_rows *rows, rk_tensor_t x, rk_tensor_t y)
 {
     return rk_grouped_gemm(
         pass->stream, &(struct rk_grouped_gemm_args){.y = y,
                                                      .x = x,
                                                      .w = matrices(pass, weight, pass->values, pass->dtype),
-                                                     .offsets = offsets,
+                                                     .offsets = rows->offsets,
                                                      .trans_w = true,
-                                                     .strict = pass->is_strict});
+                                                     .strict = pass->is_strict,
+                                                     .likely_rows = rows->likely_count});
 }
 
 static struct rk_status *multiply_back(const struct rk_pass *pass, const struct rk_expert_weight *weight,
@@ -60,14 +61,15 @@ struct rk_status *rk_moe_experts_fwd(const struct rk_pass *pass, const struct rk
                                      const struct rk_moe_rows *rows, rk_tensor_t x, rk_tensor_t activated,
                                      rk_tensor_t out)
 {
-    RK_TRY(multiply(pass, &moe->gate_up, rows->offsets, x, rows->gate_up));
+    RK_TRY(multiply(pass, &moe->gate_up, rows, x, rows->gate_up));
     if (!out.data)
         return NULL;
     RK_TRY(rk_swiglu_fwd(pass->stream, &(struct rk_swiglu_fwd_args){.y = activated,
                                                                     .gate = gate_of(moe, rows->gate_up),
                                                                     .up = up_of(moe, rows->gate_up),
-                                                                    .probs = rows->probs}));
-    return multiply(pass, &moe->down, rows->offsets, activated, out);
+                                                                    .probs = rows->probs,
+                                                                    .count = rows->count}));
+    return multiply(pass, &moe->down, rows, activated, out);
 }
 
 struct rk_status *rk_moe_experts_bwd_down(const struct rk_pass *pass, const struct rk_moe *moe,

@@ -130,8 +130,12 @@ struct rk_status *rk_moe_gate_bwd(const struct rk_pass *pass, const struct rk_bl
 /* Sorts the choices: fills places, tokens and offsets of `saved` from its ids, and row_probs from probs. */
 struct rk_status *rk_moe_sort_tokens(const struct rk_pass *pass, const struct rk_moe *moe,
                                      const struct rk_moe_saved *saved, rk_tensor_t probs) RK_NODISCARD;
+/* I32 [1]: the number of rows of divided experts on this rank; otherwise none, for all rows. */
+rk_tensor_t rk_moe_count_rows(const struct rk_pass *pass, const struct rk_moe *moe,
+                              const struct rk_moe_saved *saved);
 /* rows [R, n] of x [T, n]. */
-struct rk_status *rk_moe_hand_out(const struct rk_pass *pass, const struct rk_moe_saved *saved, rk_tensor_t x,
+struct rk_status *rk_moe_hand_out(const struct rk_pass *pass, const struct rk_moe *moe,
+                                  const struct rk_moe_saved *saved, rk_tensor_t x,
                                   rk_tensor_t rows) RK_NODISCARD;
 /* y [T, n] = the sum of each token's rows, by ascending expert; the adjoint of handing out. */
 struct rk_status *rk_moe_collect(const struct rk_pass *pass, const struct rk_moe_saved *saved,
@@ -149,6 +153,10 @@ struct rk_moe_rows {
     rk_tensor_t offsets; /* I32 [experts of this rank + 1] */
     rk_tensor_t probs;   /* stat [num_rows]: factors of the results */
     rk_tensor_t gate_up; /* [num_rows, 2 * intermediate_size] */
+    /* With rows that no expert of this rank has, after the others: I32 [1], the number of the others, and an
+     * estimate of it. Otherwise none, and 0. */
+    rk_tensor_t count;
+    int64_t likely_count;
 };
 /* Fills gate_up; out = down (prob * silu(gate) * up), which may have the memory of x; out none: not computed.
  * activated: scratch, [num_rows, intermediate_size]. */

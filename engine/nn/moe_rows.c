@@ -27,11 +27,21 @@ struct rk_status *rk_moe_sort_tokens(const struct rk_pass *pass, const struct rk
                                                                 .has_gaps = is_divided});
 }
 
-struct rk_status *rk_moe_hand_out(const struct rk_pass *pass, const struct rk_moe_saved *saved, rk_tensor_t x,
-                                  rk_tensor_t rows)
+rk_tensor_t rk_moe_count_rows(const struct rk_pass *pass, const struct rk_moe *moe,
+                              const struct rk_moe_saved *saved)
 {
-    return rk_gather_rows(pass->stream,
-                          &(struct rk_rows_args){.out = rows, .x = x, .index = as_list(saved->tokens)});
+    if (!rk_moe_is_divided(pass, moe))
+        return (rk_tensor_t){0};
+    return as_list(rk_tensor_rows(saved->offsets, moe->gate_up.num_experts, 1));
+}
+
+struct rk_status *rk_moe_hand_out(const struct rk_pass *pass, const struct rk_moe *moe,
+                                  const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t rows)
+{
+    return rk_gather_rows(pass->stream, &(struct rk_rows_args){.out = rows,
+                                                               .x = x,
+                                                               .index = as_list(saved->tokens),
+                                                               .count = rk_moe_count_rows(pass, moe, saved)});
 }
 
 struct rk_status *rk_moe_collect(const struct rk_pass *pass, const struct rk_moe_saved *saved,

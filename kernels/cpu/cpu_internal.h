@@ -45,6 +45,10 @@ struct rk_status *rk_cpu_check_prefix_sums(const char *op, const char *arg, rk_t
 /* Checks offsets of groups of rows: from 0, non-decreasing, at most num_rows. */
 struct rk_status *rk_cpu_check_offsets(const char *op, rk_tensor_t offsets, int64_t num_rows) RK_NODISCARD;
 
+/* *out = count[0], or `most` without the tensor. */
+struct rk_status *rk_cpu_read_count(const char *op, rk_tensor_t count, int64_t most,
+                                    int64_t *out) RK_NODISCARD;
+
 static inline const int32_t *rk_cpu_i32(rk_tensor_t t)
 {
     return t.data;

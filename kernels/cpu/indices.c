@@ -45,3 +45,13 @@ struct rk_status *rk_cpu_check_offsets(const char *op, rk_tensor_t offsets, int6
     }
     return NULL;
 }
+
+struct rk_status *rk_cpu_read_count(const char *op, rk_tensor_t count, int64_t most, int64_t *out)
+{
+    *out = most;
+    if (!count.data)
+        return NULL;
+    RK_TRY(rk_cpu_check_range(op, "count", count, 0, most));
+    *out = rk_cpu_i32(count)[0];
+    return NULL;
+}

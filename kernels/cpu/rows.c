@@ -17,11 +17,13 @@ struct rk_status *rk_cpu_gather_rows(void *dev, void *stream, const struct rk_ro
     const struct rk_cpu_device *cpu = dev;
     const int32_t *index = rk_cpu_i32(args->index);
     size_t row_bytes = (size_t)args->x.shape[1] * rk_dtype_bytes(args->x.dtype);
+    int64_t num_rows;
 
     (void)stream;
+    RK_TRY(rk_cpu_read_count("gather_rows", args->count, args->index.shape[0], &num_rows));
     RK_TRY(rk_cpu_check_range("gather_rows", "index", args->index, first_of(args), args->x.shape[0] - 1));
 #pragma omp parallel for num_threads(cpu->num_threads)
-    for (int64_t r = 0; r < args->index.shape[0]; r++) {
+    for (int64_t r = 0; r < num_rows; r++) {
         if (index[r] < 0)
             memset(rk_cpu_at(args->out, r, 0), 0, row_bytes);
         else
@@ -35,11 +37,13 @@ struct rk_status *rk_cpu_scatter_rows(void *dev, void *stream, const struct rk_r
 {
     const int32_t *index = rk_cpu_i32(args->index);
     size_t row_bytes = (size_t)args->x.shape[1] * rk_dtype_bytes(args->x.dtype);
+    int64_t num_rows;
 
     (void)dev;
     (void)stream;
+    RK_TRY(rk_cpu_read_count("scatter_rows", args->count, args->index.shape[0], &num_rows));
     RK_TRY(rk_cpu_check_range("scatter_rows", "index", args->index, first_of(args), args->out.shape[0] - 1));
-    for (int64_t r = 0; r < args->index.shape[0]; r++) {
+    for (int64_t r = 0; r < num_rows; r++) {
         if (index[r] < 0)
             continue;
         memcpy(rk_cpu_at(args->out, index[r], 0), rk_cpu_at(args->x, r, 0), row_bytes);

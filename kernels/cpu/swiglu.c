@@ -19,12 +19,13 @@ static void scale(double *y, double factor, int64_t count)
 struct rk_status *rk_cpu_swiglu_fwd(void *dev, void *stream, const struct rk_swiglu_fwd_args *args)
 {
     struct rk_cpu_device *cpu = dev;
-    int64_t count = args->gate.shape[1];
+    int64_t count = args->gate.shape[1], num_rows;
 
     (void)stream;
+    RK_TRY(rk_cpu_read_count("swiglu_fwd", args->count, args->gate.shape[0], &num_rows));
     RK_TRY(rk_cpu_scratch_reserve(cpu, 2 * count));
 #pragma omp parallel for num_threads(cpu->num_threads)
-    for (int64_t t = 0; t < args->gate.shape[0]; t++) {
+    for (int64_t t = 0; t < num_rows; t++) {
         double *gate = rk_cpu_scratch(cpu), *up = gate + count;
 
         rk_cpu_load(gate, args->gate, t, 0, count);

@@ -144,6 +144,7 @@ struct rk_cuda_row_move {
     rk_tensor_t dst, src; /* 2-d, same row length and dtype */
     const int32_t *dst_index, *src_index;
     int64_t num_rows, src_begin;
+    const int32_t *count; /* NULL, or the number of rows, on the device; at most num_rows */
 };
 
 struct rk_status *rk_cuda_move_rows(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,

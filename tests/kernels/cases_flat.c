@@ -72,6 +72,43 @@ static void test_rows_with_gaps_are_zero_or_stay(void **state)
     kt_expect_close(kt, "scatter", scatter.out, scattered);
 }
 
+/* Goal: with a count, rows from there on are not moved. */
+static void test_rows_with_a_count_move_the_first_rows(void **state)
+{
+    static const int32_t index[] = {2, 0, 3, 1}, counts_of[] = {0, 1, 3, 4}, beyond = 5;
+    struct kt *kt = *state;
+    rk_tensor_t x = kt_randomize(kt, kt_zeros_2d(kt, RK_DTYPE_F32, 4, 7), 1.0);
+    const double *from = kt_read(kt, x);
+    struct rk_rows_args bad = {.out = kt_zeros_2d(kt, RK_DTYPE_F32, 4, 7),
+                               .x = x,
+                               .index = kt_ints(kt, index, 4),
+                               .count = kt_ints(kt, &beyond, 1)};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(counts_of); i++) {
+        struct rk_rows_args gather = {.out = kt_randomize(kt, kt_zeros_2d(kt, RK_DTYPE_F32, 4, 7), 1.0),
+                                      .x = x,
+                                      .index = kt_ints(kt, index, 4),
+                                      .count = kt_ints(kt, &counts_of[i], 1)};
+        struct rk_rows_args scatter = gather;
+        double *gathered = kt_read(kt, gather.out), *scattered;
+
+        scatter.out = kt_randomize(kt, kt_zeros_2d(kt, RK_DTYPE_F32, 4, 7), 1.0);
+        scattered = kt_read(kt, scatter.out);
+        for (int r = 0; r < counts_of[i]; r++) {
+            for (int c = 0; c < 7; c++) {
+                gathered[r * 7 + c] = from[index[r] * 7 + c];
+                scattered[index[r] * 7 + c] = from[r * 7 + c];
+            }
+        }
+        assert_ok(rk_gather_rows(kt->stream, &gather));
+        assert_ok(rk_scatter_rows(kt->stream, &scatter));
+        kt_expect_close(kt, "gather", gather.out, gathered);
+        kt_expect_close(kt, "scatter", scatter.out, scattered);
+    }
+    kt_expect_refused(kt, rk_gather_rows(kt->stream, &bad), "gather_rows: count[0]=5");
+    kt_expect_refused(kt, rk_scatter_rows(kt->stream, &bad), "scatter_rows: count[0]=5");
+}
+
 static void test_rows_index_outside_fails(void **state)
 {
     static const int32_t bad[][2] = {{0, 3}, {-1, 0}};
@@ -377,6 +414,7 @@ int main(void)
         kt_test(test_gather_rows_repeated_index_copies_rows),
         kt_test(test_scatter_rows_other_rows_stay),
         kt_test(test_rows_with_gaps_are_zero_or_stay),
+        kt_test(test_rows_with_a_count_move_the_first_rows),
         kt_test(test_rows_index_outside_fails),
         kt_test(test_axpby_all_dtypes_equal_reference),
         kt_test(test_axpby_beta_zero_ignores_nan_in_y),

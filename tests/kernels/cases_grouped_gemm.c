@@ -185,7 +185,7 @@ static void test_grouped_gemm_strict_rows_have_the_bits_of_the_rows_alone(void *
             .trans_w = trans_w,
             .strict = true,
         };
-        struct rk_grouped_gemm_args alone = args;
+        struct rk_grouped_gemm_args alone = args, narrow = args;
 
         alone.x = rk_tensor_cols(kt_zeros_2d(kt, dtype, 3, k + 2), 1, k);
         alone.y = kt_zeros_2d(kt, dtype, 3, n);
@@ -194,6 +194,10 @@ static void test_grouped_gemm_strict_rows_have_the_bits_of_the_rows_alone(void *
         assert_ok(rk_grouped_gemm(kt->stream, &args));
         assert_ok(rk_grouped_gemm(kt->stream, &alone));
         kt_expect_same_bits(kt, "rows alone", alone.y, rk_tensor_rows(args.y, 267, 3));
+        narrow.y = kt_zeros_2d(kt, dtype, 300, n);
+        narrow.likely_rows = 1;
+        assert_ok(rk_grouped_gemm(kt->stream, &narrow));
+        kt_expect_same_bits(kt, "tiles for few rows", narrow.y, args.y);
     }
 }
 

@@ -440,6 +440,32 @@ static void test_swiglu_with_probs_equals_reference(void **state)
     for_all_shapes(*state, run_weighted_swiglu);
 }
 
+/* Goal: with a count, the first rows have the bits that they have without, and the others stay. */
+static void run_counted_swiglu(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype)
+{
+    int32_t count = (int32_t)(2 * c->rows / 3);
+    rk_tensor_t fused = random_2d(kt, dtype, c->rows, 2 * c->cols);
+    struct rk_swiglu_fwd_args whole = {
+        .y = kt_zeros_2d(kt, dtype, c->rows, c->cols),
+        .gate = rk_tensor_cols(fused, 0, c->cols),
+        .up = rk_tensor_cols(fused, c->cols, c->cols),
+    };
+    struct rk_swiglu_fwd_args counted = whole;
+
+    counted.y = kt_zeros_2d(kt, dtype, c->rows, c->cols);
+    counted.count = kt_ints(kt, &count, 1);
+    assert_ok(rk_swiglu_fwd(kt->stream, &whole));
+    assert_ok(rk_swiglu_fwd(kt->stream, &counted));
+    kt_expect_same_bits(kt, c->label, rk_tensor_rows(counted.y, 0, count), rk_tensor_rows(whole.y, 0, count));
+    kt_expect_same_bits(kt, c->label, rk_tensor_rows(counted.y, count, c->rows - count),
+                        kt_zeros_2d(kt, dtype, c->rows - count, c->cols));
+}
+
+static void test_swiglu_fwd_with_a_count_computes_the_first_rows(void **state)
+{
+    for_all_shapes(*state, run_counted_swiglu);
+}
+
 /* Goal: silu has its limits at arguments whose exponential overflows. */
 static void test_swiglu_fwd_huge_gate_stays_finite(void **state)
 {
@@ -554,6 +580,7 @@ int main(void)
         kt_test(test_rmsnorm_bwd_is_repeatable),
         kt_test(test_swiglu_all_shapes_equal_reference),
         kt_test(test_swiglu_with_probs_equals_reference),
+        kt_test(test_swiglu_fwd_with_a_count_computes_the_first_rows),
         kt_test(test_swiglu_fwd_huge_gate_stays_finite),
         kt_test(test_rope_all_cases_equal_reference),
         kt_test(test_rope_position_beyond_table_fails),

@@ -25,7 +25,7 @@ template <class T> struct swiglu_view {
 template <class T>
 __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     swiglu_fwd_kernel(swiglu_view<T> y, swiglu_view<const T> gate, swiglu_view<const T> up,
-                      const rk_acc<T> *probs, int64_t num_cols, bool aligned)
+                      const rk_acc<T> *probs, const int32_t *num_rows, int64_t num_cols, bool aligned)
 {
     typedef rk_acc<T> A;
     int64_t row = blockIdx.x, col = ((int64_t)blockIdx.y * RK_TILE_FLAT_THREADS + threadIdx.x) * RK_TILE_PACK;
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
 
     rk_start_next(); /* the next GEMM can load its weight meanwhile */
     rk_wait_for_stream();
-    if (count <= 0)
+    if (count <= 0 || (num_rows && row >= num_rows[0]))
         return;
     prob = probs ? probs[row] : (A)1;
     g = rk_load<RK_TILE_PACK>(gate.data + row * gate.stride + col, count, aligned);
@@ -160,8 +160,8 @@ extern "C" struct rk_status *rk_cuda_op_swiglu_fwd(void *dev, void *stream,
     RK_FOR_DTYPE("swiglu_fwd", args->gate.dtype, T,
                  rk_launch({(const struct rk_cuda_stream *)stream, blocks, dim3(RK_TILE_FLAT_THREADS), 0},
                            swiglu_fwd_kernel<T>, view_of<T>(args->y), view_of<const T>(args->gate),
-                           view_of<const T>(args->up), (const rk_acc<T> *)args->probs.data, num_cols,
-                           aligned));
+                           view_of<const T>(args->up), (const rk_acc<T> *)args->probs.data,
+                           (const int32_t *)args->count.data, num_cols, aligned));
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "swiglu_fwd");
 }
 

@@ -110,7 +110,7 @@ extern "C" struct rk_status *rk_grouped_gemm_run(const struct rk_cuda_device *de
                                                  const struct rk_grouped_gemm_args *args)
 {
     int64_t rows = args->x.shape[0], n = args->y.shape[1], k = args->x.shape[1],
-            num_groups = args->w.shape[0];
+            num_groups = args->w.shape[0], likely_rows = args->likely_rows > 0 ? args->likely_rows : rows;
     grouped_args grouped = {};
     grouped_maps maps;
 
@@ -129,8 +129,8 @@ extern "C" struct rk_status *rk_grouped_gemm_run(const struct rk_cuda_device *de
     RK_TRY(rk_cuda_status(make_map(&maps.c, args->y.data, {n, rows, args->y.row_stride, 1, 64, false}),
                           "tensor map"));
     RK_TRY(rk_cuda_status(args->trans_w
-                              ? launch_rows<GROUPED_OUTPUT>(dev, stream->stream, maps, grouped, rows)
-                              : launch_rows<GROUPED_INPUT>(dev, stream->stream, maps, grouped, rows),
+                              ? launch_rows<GROUPED_OUTPUT>(dev, stream->stream, maps, grouped, likely_rows)
+                              : launch_rows<GROUPED_INPUT>(dev, stream->stream, maps, grouped, likely_rows),
                           "grouped_gemm"));
     return rk_cuda_launched(dev, stream, "grouped_gemm");
 }

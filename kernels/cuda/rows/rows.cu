@@ -18,6 +18,7 @@ template <class Unit> struct row_move {
     int64_t dst_stride, src_stride, dst_rows, src_rows, units;
     const int32_t *dst_index, *src_index;
     int64_t num_rows, src_begin;
+    const int32_t *count; /* NULL, or the number of rows, up to num_rows */
 };
 
 template <class Unit>
@@ -28,7 +29,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS) move_rows_kernel(row_mov
     bool has_src;
 
     rk_wait_for_stream();
-    if (r >= move.num_rows)
+    if (r >= move.num_rows || (move.count && r >= move.count[0]))
         return;
     dst_row = move.dst_index ? move.dst_index[r] : r;
     src_row = move.src_index ? move.src_index[r] - move.src_begin : r;
@@ -81,7 +82,8 @@ static void launch_move(const struct rk_cuda_stream *stream, const struct rk_cud
                            args->dst_index,
                            args->src_index,
                            args->num_rows,
-                           args->src_begin};
+                           args->src_begin,
+                           args->count};
     dim3 threads = block_of(move.units);
 
     rk_launch({stream, dim3((unsigned)rk_ceil_div(move.num_rows, threads.y)), threads, 0},
@@ -123,6 +125,7 @@ extern "C" struct rk_status *rk_cuda_op_gather_rows(void *dev, void *stream, con
     move.src = args->x;
     move.src_index = (const int32_t *)args->index.data;
     move.num_rows = args->index.shape[0];
+    move.count = (const int32_t *)args->count.data;
     return rk_cuda_move_rows((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, &move,
                              "gather_rows");
 }
@@ -135,6 +138,7 @@ extern "C" struct rk_status *rk_cuda_op_scatter_rows(void *dev, void *stream, co
     move.src = args->x;
     move.dst_index = (const int32_t *)args->index.data;
     move.num_rows = args->index.shape[0];
+    move.count = (const int32_t *)args->count.data;
     return rk_cuda_move_rows((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, &move,
                              "scatter_rows");
 }
