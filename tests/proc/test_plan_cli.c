@@ -117,6 +117,10 @@ static void test_plan_equals_run_of_experts(void **state)
                                                "/examples/digits/config-moe.json",
                                                ACTOR TP "1", ACTOR "megatron.expert_model_parallel_size=4",
                                                ROLLOUT "tensor_model_parallel_size=2", NULL});
+    check_against_run(4, (const char *const[]){"actor_rollout_ref.model.hf_config_path=" RK_TEST_SOURCE_DIR
+                                               "/examples/digits/config-moe.json",
+                                               ACTOR TP "2", ACTOR "megatron.expert_model_parallel_size=2",
+                                               ACTOR "megatron.expert_tensor_parallel_size=1", NULL});
 }
 
 /* Goal: the same for pipeline stages, which have different numbers of micro-batches in flight. */
