@@ -139,6 +139,19 @@ struct rk_status *rk_job_check_rollout_experts(const struct rk_config *job, int6
 
 /* --- meshes --- */
 
+/* tp, cp and pp fit, so the sizes of the experts' grid do not. */
+static void tell_expert_sizes(struct rk_str *problems, const struct rk_config *job,
+                              const struct rk_job_role *role, const struct rk_status *st)
+{
+    int32_t etp = rk_job_role_size(job, role->bit, RK_AXIS_ETP);
+
+    rk_str_appendf(problems, "%s" RK_JOB_EP "=%d", role->section,
+                   RK_MAX(rk_job_role_size(job, role->bit, RK_AXIS_EP), 1));
+    if (etp > 0)
+        rk_str_appendf(problems, ", %s" RK_JOB_ETP "=%d", role->section, etp);
+    rk_str_appendf(problems, ": %s\n", rk_status_message(st));
+}
+
 /* Of one role. */
 static void check_mesh(const struct rk_config *job, const struct rk_job_role *role, int32_t world_size,
                        struct rk_str *problems)
@@ -158,8 +171,7 @@ static void check_mesh(const struct rk_config *job, const struct rk_job_role *ro
     if (!st && bad < 0) {
         st = rk_job_mesh_create(&mesh, job, role->bit, world_size);
         if (st && divides(job, role, &ranks, world_size))
-            rk_str_appendf(problems, "%s" RK_JOB_EP "=%d: %s\n", role->section,
-                           rk_job_role_size(job, role->bit, RK_AXIS_EP), rk_status_message(st));
+            tell_expert_sizes(problems, job, role, st);
         else if (st)
             tell_sizes(problems, job, role, &ranks, world_size);
     }

@@ -125,18 +125,18 @@ static struct rk_status *read_num_labels(struct rk_model_config *out, const stru
 static struct rk_status *check_quantization(const struct rk_json *hf_config)
 {
     static const struct rk_config_limit limits[] = {
-        {"quant_method", "\"fp8\""}, {"fmt", "\"e4m3\""}, {"weight_block_size", "[128,128]"}};
+        {"quant_method", "\"fp8\""}, {"weight_block_size", "[128,128]"}, {"fmt", "\"e4m3\""}};
+    const size_t num_required = 2; /* of these, the first */
     const struct rk_json *quantization = rk_json_find(hf_config, "quantization_config");
     struct rk_status *st;
 
     if (rk_json_is_null(quantization))
         return NULL;
-    if (rk_json_is_null(rk_json_find(quantization, "quant_method")) ||
-        rk_json_is_null(rk_json_find(quantization, "weight_block_size")))
-        return RK_FAIL(RK_UNIMPLEMENTED,
-                       "quantization_config without quant_method and weight_block_size is not "
-                       "implemented, expected fp8 and [128, 128]");
     st = rk_config_check_limits(quantization, limits, RK_ARRAY_LEN(limits));
+    for (size_t i = 0; i < num_required && !st; i++) {
+        if (rk_json_is_null(rk_json_find(quantization, limits[i].key)))
+            st = RK_FAIL(RK_UNIMPLEMENTED, "%s is missing, expected %s", limits[i].key, limits[i].allowed);
+    }
     return st ? RK_WRAP(st, "quantization_config") : NULL;
 }
 

@@ -210,6 +210,10 @@ static const struct world_case {
      4,
      ACTOR EP "3: mesh of 4 ranks (world size 4) is not divisible by "
               "etp=1 x ep=3 x pp=1\n"},
+    {{REF ETP "3"},
+     4,
+     REF EP "1, " REF ETP "3: mesh of 4 ranks (world size 4) is not divisible by "
+            "etp=3 x ep=1 x pp=1\n"},
     {{REF RANKS "2-5"},
      4,
      REF RANKS "2-5: rank 4 has no daemon; expected each rank from 0 to 3 at most once\n"},

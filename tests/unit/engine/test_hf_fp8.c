@@ -427,6 +427,8 @@ static void test_parse_of_other_quantisation_is_refused(void **state)
     } cases[] = {
         {"\"quant_method\": \"fp8\", \"weight_block_size\": [64, 64]", "weight_block_size=[64,64]"},
         {"\"quant_method\": \"fp8\", \"weight_block_size\": null", "weight_block_size"},
+        {"\"quant_method\": \"gptq\", \"bits\": 4", "quant_method=\"gptq\""},
+        {"\"bits\": 4", "quant_method"},
         {"\"quant_method\": \"awq\", \"weight_block_size\": [128, 128]", "quant_method=\"awq\""},
         {"\"quant_method\": \"fp8\", \"fmt\": \"e5m2\", \"weight_block_size\": [128, 128]", "fmt=\"e5m2\""},
     };
