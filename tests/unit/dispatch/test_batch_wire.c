@@ -325,7 +325,7 @@ static const struct {
 };
 
 #define MAX_COLUMNS 16
-#define MAX_DIMS    3
+#define MAX_DIMS    4
 
 struct spec_builder {
     struct rk_batch_spec spec;
@@ -339,7 +339,7 @@ static int64_t size_of_dim(char name)
     static const struct {
         char name;
         int64_t size;
-    } sizes[] = {{'B', 4}, {'P', 5}, {'R', 3}, {'S', 8}, {'K', 2}};
+    } sizes[] = {{'B', 4}, {'P', 5}, {'R', 3}, {'S', 8}, {'K', 2}, {'L', 2}, {'E', 3}};
 
     for (size_t i = 0; i < RK_ARRAY_LEN(sizes); i++) {
         if (sizes[i].name == name)

@@ -1,4 +1,5 @@
-/* rk_driver_call with daemons that violate the protocol, refuse, or return different plan hashes. */
+/* rk_driver_call with daemons that violate the protocol, refuse, or return different plan hashes. The method
+ * is one whose calls have a commit. */
 #include "driver-cli/driver/driver_internal.h"
 
 #include <pthread.h>
@@ -55,8 +56,8 @@ static struct rk_status *call(struct group *group, fake_script_t first, fake_scr
 {
     fake_daemon_set_script(group->daemons[0], first);
     fake_daemon_set_script(group->daemons[1], second);
-    return rk_driver_call(group->driver,
-                          &(struct rk_driver_call_args){.role = "actor", .method = "get_mesh_info"}, result);
+    return rk_driver_call(
+        group->driver, &(struct rk_driver_call_args){.role = "actor", .method = "verify_replicas"}, result);
 }
 
 /* --- behaviours of the daemons --- */
@@ -261,7 +262,7 @@ static void test_call_breaches_fail_naming_the_daemon(void **state)
         struct rk_status *st = call(group, behave, breaches[i].script, &result);
 
         print_message("%s\n", breaches[i].label);
-        assert_non_null(strstr(rk_status_message(st), "actor.get_mesh_info: worker 1 (unix:"));
+        assert_non_null(strstr(rk_status_message(st), "actor.verify_replicas: worker 1 (unix:"));
         assert_fails(st, breaches[i].code, breaches[i].message);
         assert_null(result.outputs);
         assert_ok(call(group, behave, behave, &result));
@@ -382,7 +383,7 @@ static void test_call_timeout_outside_the_wires_range_is_refused(void **state)
 
     for (size_t i = 0; i < RK_ARRAY_LEN(timeouts_ms); i++) {
         struct rk_driver_call_args args = {
-            .role = "actor", .method = "get_mesh_info", .timeout_ms = timeouts_ms[i]};
+            .role = "actor", .method = "verify_replicas", .timeout_ms = timeouts_ms[i]};
 
         assert_fails(rk_driver_call(group->driver, &args, &result), RK_INVALID_ARGUMENT, "timeout_ms=");
     }

@@ -164,7 +164,7 @@ static struct rk_future *start(struct group *group, fake_script_t script)
 
     fake_daemon_set_script(group->daemon, script);
     assert_ok(rk_driver_start(&future, group->driver,
-                              &(struct rk_driver_call_args){.role = "actor", .method = "get_mesh_info"}));
+                              &(struct rk_driver_call_args){.role = "actor", .method = "verify_replicas"}));
     return future;
 }
 
@@ -236,7 +236,7 @@ static void test_future_next_is_offered_while_first_runs(void **state)
     assert_int_equal(fake_daemon_seq(groups->at[0].daemon), 3);
     fake_daemon_set_script(groups->at[0].daemon, be_quick);
     assert_ok(rk_driver_call(groups->at[0].driver,
-                             &(struct rk_driver_call_args){.role = "actor", .method = "get_mesh_info"},
+                             &(struct rk_driver_call_args){.role = "actor", .method = "verify_replicas"},
                              &result));
     rk_driver_result_fini(&result);
     assert_int_equal(fake_daemon_seq(groups->at[0].daemon), 4);
@@ -262,7 +262,7 @@ static void test_future_two_groups_at_once(void **state)
     rk_future_cancel(futures[0], "enough");
     assert_int_equal(rk_future_wait_any(futures, 3, 10000), 0);
     assert_fails(rk_future_take(futures[0], &(struct rk_driver_result){0}), RK_CANCELLED,
-                 "actor.get_mesh_info: cancelled: enough");
+                 "actor.verify_replicas: cancelled: enough");
 }
 
 /* Goal: a cancelled call is CANCELLED, the daemon receives the cancel after the commit, and the group runs
