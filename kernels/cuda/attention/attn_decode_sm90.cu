@@ -15,8 +15,8 @@
  *              The last row is what a call costs beyond its traffic: start, lookups, merge.
  *              Among the kernels of a decode step (layer_time) 64 x 1088 keys add 23.5 us on 2 heads, 27.5
  *              with nothing read ahead; on 4 heads 39 and 42.
- * Overlap      If the past is settled (rk_kernels.h), its blocks are looked up and loaded, as far as the ring
- *              has space, before the previous kernel has ended.
+ * Overlap      With past_is_settled (rk_kernels.h) the fifth warp loads blocks of the past, until the ring is
+ *              full, before the previous kernel has ended.
  * Tried        Three parts of 64 x 1088 keys, equal to the number of splits: 1 us more on 2 heads, 7 us more
  *              on 4. Two stages and three blocks an SM: 0.6 us less on 2 heads, 3 us more on 4. Six stages
  *              and one block an SM: the same. Prefetching the keys after those of the ring into L2: 6 us

@@ -15,8 +15,9 @@
  *              computed by one block of the cluster, and the sums are added in ascending order in f32. Then
  *              the bias and one rounding; for swiglu the roundings of swiglu.cu.
  *
- * Overlap      A settled B (rk_kernels.h) is loaded before the previous kernel has ended, as far as the ring
- *              has space. This requires previous kernels that allow the early start (rk_start_next).
+ * Overlap      With b_is_settled (rk_kernels.h) the kernel loads B, until the ring is full, before the
+ *              previous kernel has ended. This requires previous kernels that allow the early start
+ *              (rk_start_next).
  *
  * Bound        The largest of: the size of B over the memory bandwidth; (64 + TN) K elements per block at 64
  *              bytes per clock and SM; K / 16 dependent steps of 18 + TN / 4 clocks.

@@ -5,7 +5,6 @@
 #include "kernels/cuda/attention/attn_sm90.cuh"
 #include "kernels/cuda/cuda_common.cuh"
 #include "kernels/cuda/moe/grouped_boxes.cuh"
-#include "kernels/cuda/moe/grouped_mma.cuh"
 
 namespace
 {
@@ -298,7 +297,7 @@ __device__ inline void multiply_stage(float (&sum)[N / 2], const bf16 *a, const 
                          : attn_desc_step(attn_desc_rows(a, wg * 64), step, GROUPED_M);
         uint64_t db = TB ? attn_desc_cols(b, step, 64) : attn_desc_step(attn_desc_rows(b, 0), step, N);
 
-        grouped_mma<N, TA, TB>::add(sum, da, db, accumulates || step > 0);
+        attn_wgmma<N>::template ss<TA, TB>(sum, da, db, accumulates || step > 0);
     }
     attn_wgmma_commit();
 }

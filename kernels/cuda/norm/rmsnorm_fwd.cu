@@ -7,8 +7,8 @@
  *
  * Measured     H200, bf16, 8192 rows of 1536 and of 3584: 26.4 us (89% of 4.3 TB/s) and 58.6 (93%).
  *
- * Overlap      The next kernel may start at once, and a settled weight (rk_kernels.h) is loaded before the
- *              previous kernel has ended.
+ * Overlap      The next kernel may start at once. With weight_is_settled (rk_kernels.h) the kernel loads the
+ *              weight before the previous kernel has ended.
  *
  * Limits       hidden_size <= 16384 (RK_TILE_NORM_*).
  *

@@ -7,8 +7,8 @@
  * Traffic      Read and write q and k, read v, write both to the cache. 64 tokens of 12 + 2 + 2 heads of 128:
  *              0.7 MB, so a call takes the time of one launch; separate rope, rope and kv_write take three.
  *
- * Overlap      The next kernel may start at once; settled positions, slots and tables (rk_kernels.h) are
- *              loaded before the previous kernel has ended.
+ * Overlap      The next kernel may start at once. With places_are_settled (rk_kernels.h) the kernel loads
+ *              positions, slots and tables before the previous kernel has ended.
  *
  * Limits       Fewer than 2^31 packs; tables without gaps. For keys and values with different shapes or
  *              strides the separate operators are used.
