@@ -12,10 +12,9 @@ bool rk_grouped_gemm_takes(const struct rk_cuda_device *dev, const struct rk_gro
 bool rk_grouped_gemm_takes_wgrad(const struct rk_cuda_device *dev,
                                  const struct rk_grouped_gemm_wgrad_args *args);
 
-struct rk_status *rk_grouped_gemm_run(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+struct rk_status *rk_grouped_gemm_run(const struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
                                       const struct rk_grouped_gemm_args *args) RK_NODISCARD;
-struct rk_status *rk_grouped_gemm_run_wgrad(const struct rk_cuda_device *dev,
-                                            const struct rk_cuda_stream *stream,
+struct rk_status *rk_grouped_gemm_run_wgrad(const struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
                                             const struct rk_grouped_gemm_wgrad_args *args) RK_NODISCARD;
 
 RK_END_DECLS

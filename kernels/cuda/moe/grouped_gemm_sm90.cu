@@ -1,15 +1,16 @@
 /* GEMMs of groups of rows with a separate matrix per group, in bf16, compute capability 9.0. The kernel is in
  * grouped_gemm_sm90.cuh; this file selects its tiles and launches it.
  *
- * Work split   One block per SM, in clusters of two; the clusters process tiles in turn: 128 of the matrix's
- *              rows (of its columns for an input gradient) by up to 256 rows of the group. A group's last
- *              tile is as narrow as its remaining rows, in steps of 64 (32 at the end), and the groups' sizes
- *              are read on the device. Two warpgroups of wgmma have 64 of the 128 each; one thread issues the
- *              TMA copies to a ring of stages of k64. The blocks of a cluster have the same rows of the
- *              group, of which each loads half and multicasts it. Results go to shared memory, transposed
- *              where they are rows of y, and TMA writes them while the next tile is computed. With few rows
- *              per group tiles of 64 with more stages are used, since the kernel is then bound by memory
- *              latency.
+ * Work split   One block per SM, in clusters of two; a cluster that is free takes the next tile
+ *              (grouped_tiles.cuh), so that groups of unequal sizes keep all of them busy. A tile is 128 of
+ *              the matrix's rows (of its columns for an input gradient) by up to 256 rows of the group; a
+ *              group's last tile is as narrow as its remaining rows, in steps of 64 (32 at the end), and the
+ *              groups' sizes are read on the device. Two warpgroups of wgmma have 64 of the 128 each; one
+ *              thread issues the TMA copies to a ring of stages of k64. The blocks of a cluster have the same
+ *              rows of the group, of which each loads half and multicasts it. Results go to shared memory,
+ *              transposed where they are rows of y, and TMA writes them while the next tile is computed. With
+ *              few rows per group tiles of 64 with more stages are used, since the kernel is then bound by
+ *              memory latency.
  *
  * Numerics     Every output is one ascending chain of k16 steps into one f32 accumulator, the bits of
  *              gemm_chain.cuh, for every tile. For a weight gradient the chain runs over the group's rows;
@@ -19,16 +20,17 @@
  * Bound        989 TFLOP/s at 1,830 MHz; in a long run 1,400 to 1,600 MHz at 700 W. A weight gradient that is
  *              accumulated in f32 moves 8 bytes per element: 0.8 ms for the sizes below.
  *
- * Measured     H200, 128 groups of 512 rows, 2048 to 2 x 768 and back, TFLOP/s of a single run and of
- *              back-to-back runs: up 677 and 660 (torch._grouped_mm on the same machine 680 and 591 to 647),
- *              down 523 and 566 (463 and 493), gradient of the up matrix in bf16 489 and 520 (454 and 490),
- *              in f32 388 and 414, accumulated 252. Sizes with a lognormal distribution (the largest 6.4
- *              times the mean): up 524. 4 rows per group: the matrices are read at 4.17 TB/s (up) and 4.0
- *              (down).
+ * Measured     H200, 128 groups of 512 rows, 2048 to 2 x 768 and back, TFLOP/s: up 661, down 590
+ *              (torch._grouped_mm on the same machine 629 and 540), gradient of the up matrix in bf16 510
+ * (518), in f32 431, accumulated 268. Sizes with a lognormal distribution (the largest 6.1 times the mean),
+ * of that: up 0.91, down 0.93, gradient 0.92. 4 rows per group: the matrices are read at 4.13 TB/s (up)
+ * and 3.97 (down).
  *
  * Tried        Writing results from registers: 458 instead of 523 for down, 311 instead of 489 for the
  *              gradient. Four stages without shared memory for results: the same for up. Tiles of about equal
- *              width within a group: the same for lognormal sizes. */
+ *              width within a group: the same for lognormal sizes. Every n-th tile for each cluster: up 677,
+ *              down 629, gradient in bf16 583, but 0.87, 0.93 and 0.79 of it for lognormal sizes; groups or
+ *              last tiles with more rows first: 0.83, 0.84 and 0.91. */
 #include "kernels/cuda/moe/grouped_gemm.h"
 #include "kernels/cuda/moe/grouped_gemm_sm90.cuh"
 
@@ -83,7 +85,32 @@ cudaError_t make_map(CUtensorMap *map, const void *data, const matrices &m)
                           m.stride * m.rows * m.num_matrices, m.box_rows, m.is_f32});
 }
 
+constexpr size_t COUNTER_BYTES = RK_CUDA_COUNTERS * sizeof(int);
+
+struct rk_status *find_counters(struct rk_cuda_stream *stream, int **counters)
+{
+    RK_TRY(rk_cuda_reserve(stream, &stream->splits, COUNTER_BYTES));
+    *counters = (int *)stream->splits.data;
+    return NULL;
+}
+
 } // namespace
+
+extern "C" struct rk_workspace rk_cuda_workspace_grouped_gemm(const void *dev,
+                                                              const struct rk_grouped_gemm_args *args)
+{
+    (void)dev;
+    (void)args;
+    return {0, COUNTER_BYTES};
+}
+
+extern "C" struct rk_workspace rk_cuda_workspace_grouped_gemm_wgrad(
+    const void *dev, const struct rk_grouped_gemm_wgrad_args *args)
+{
+    (void)dev;
+    (void)args;
+    return {0, COUNTER_BYTES};
+}
 
 extern "C" bool rk_grouped_gemm_takes(const struct rk_cuda_device *dev,
                                       const struct rk_grouped_gemm_args *args)
@@ -106,7 +133,7 @@ extern "C" bool rk_grouped_gemm_takes_wgrad(const struct rk_cuda_device *dev,
 }
 
 extern "C" struct rk_status *rk_grouped_gemm_run(const struct rk_cuda_device *dev,
-                                                 const struct rk_cuda_stream *stream,
+                                                 struct rk_cuda_stream *stream,
                                                  const struct rk_grouped_gemm_args *args)
 {
     int64_t rows = args->x.shape[0], n = args->y.shape[1], k = args->x.shape[1],
@@ -120,6 +147,7 @@ extern "C" struct rk_status *rk_grouped_gemm_run(const struct rk_cuda_device *de
     grouped.m = (int)n;
     grouped.k = (int)k;
     grouped.ldc = args->y.row_stride;
+    RK_TRY(find_counters(stream, &grouped.counters));
     RK_TRY(rk_cuda_status(args->trans_w
                               ? make_map(&maps.a, args->w.data, {k, n, k, num_groups, GROUPED_M, false})
                               : make_map(&maps.a, args->w.data, {n, k, n, num_groups, 64, false}),
@@ -136,7 +164,7 @@ extern "C" struct rk_status *rk_grouped_gemm_run(const struct rk_cuda_device *de
 }
 
 extern "C" struct rk_status *rk_grouped_gemm_run_wgrad(const struct rk_cuda_device *dev,
-                                                       const struct rk_cuda_stream *stream,
+                                                       struct rk_cuda_stream *stream,
                                                        const struct rk_grouped_gemm_wgrad_args *args)
 {
     int64_t rows = args->x.shape[0], n = args->dy.shape[1], k = args->x.shape[1];
@@ -150,6 +178,7 @@ extern "C" struct rk_status *rk_grouped_gemm_run_wgrad(const struct rk_cuda_devi
     grouped.n = (int)k;
     grouped.ldc = k;
     grouped.overwrites = args->overwrites_dw;
+    RK_TRY(find_counters(stream, &grouped.counters));
     RK_TRY(rk_cuda_status(make_map(&maps.a, args->dy.data, {n, rows, args->dy.row_stride, 1, 64, false}),
                           "tensor map"));
     RK_TRY(rk_cuda_status(make_map(&maps.b, args->x.data, {k, rows, args->x.row_stride, 1, 64, false}),

@@ -5,145 +5,12 @@
 #include "kernels/cuda/attention/attn_sm90.cuh"
 #include "kernels/cuda/cuda_common.cuh"
 #include "kernels/cuda/moe/grouped_boxes.cuh"
+#include "kernels/cuda/moe/grouped_tiles.cuh"
 
 namespace
 {
 
-/* The dimension that a GEMM sums over. The 128 rows of a tile come from the matrix of the group (A) or, for
- * its gradient, from dy; the 256 columns from the rows of the group (B) or, for the gradient, from the
- * columns of x:
- */
-enum grouped_kind {
-    GROUPED_OUTPUT, /* y[r][m] = sum_k x[r][k] w[m][k]:   A = w,   B = x;  k contiguous in both */
-    GROUPED_INPUT,  /* y[r][m] = sum_k x[r][k] w[k][m]:   A = w^T, B = x */
-    GROUPED_WEIGHT, /* dw[m][n] = sum_r dy[r][m] x[r][n]: A = dy^T, B = x^T */
-};
-
-constexpr int GROUPED_M = 128, GROUPED_N = 256, GROUPED_K = 64, GROUPED_CLUSTER = 2;
-constexpr int GROUPED_NARROW = 64; /* columns of the tiles for groups of few rows */
-constexpr int GROUPED_MAX_STAGES = 8;
-constexpr int GROUPED_CONSUMERS = 256, GROUPED_THREADS = GROUPED_CONSUMERS + 128;
-constexpr int GROUPED_BOX = 64 * GROUPED_K; /* elements of a box of 64 rows or columns */
-constexpr int GROUPED_A = GROUPED_M * GROUPED_K;
-constexpr int GROUPED_MAX_GROUPS = 1024;
-
-/* Elements and number of the stages of A and B for tiles of TN columns. Narrow tiles are bound by memory:
- * they have more loads in flight. */
-template <int TN> constexpr int GROUPED_STAGE = GROUPED_A + TN *GROUPED_K;
-template <int TN> constexpr int GROUPED_STAGES = TN == GROUPED_N ? 3 : GROUPED_MAX_STAGES;
-template <int TN>
-constexpr int GROUPED_SHARED_BYTES =
-    (GROUPED_STAGES<TN> * GROUPED_STAGE<TN> + GROUPED_CONSUMERS / 128 * 64 * TN) * 2 + 1024;
-
-struct grouped_args {
-    void *out;
-    const int *offsets; /* [num_groups + 1] */
-    int num_groups;
-    int m;           /* rows of operand A: columns of y, or rows of dw */
-    int n;           /* GROUPED_WEIGHT: columns of dw */
-    int k;           /* summed elements; with GROUPED_WEIGHT the rows of each group */
-    int64_t ldc;     /* of a row of the output */
-    bool overwrites; /* GROUPED_WEIGHT: = instead of += */
-};
-
-struct grouped_maps {
-    CUtensorMap a, b, c;
-};
-
-/* 128 x up to 256 outputs of a thread block; the two blocks of a cluster have adjacent rows of A and the same
- * B. */
-struct grouped_tile {
-    int group, m;  /* first row of A */
-    int n, num_n;  /* first row of B (GROUPED_WEIGHT: column), and the number used */
-    int first_row; /* of the group */
-    int num_k;     /* of the sum */
-};
-
 #if RK_ATTN_HAS_SM90
-
-/* --- tiles --- */
-
-/* Tiles of a cluster: two thread blocks along A. */
-template <int KIND, int TN> __device__ inline int tiles_of_group(const grouped_args &args, int num_rows)
-{
-    int num_m = (args.m + GROUPED_CLUSTER * GROUPED_M - 1) / (GROUPED_CLUSTER * GROUPED_M);
-
-    if (KIND != GROUPED_WEIGHT)
-        return num_m * ((num_rows + TN - 1) / TN);
-    return num_rows == 0 && !args.overwrites ? 0 : num_m * ((args.n + TN - 1) / TN);
-}
-
-/* The groups, in shared memory. */
-struct grouped_groups {
-    int begin[GROUPED_MAX_GROUPS + 1]; /* index of each group's first tile, followed by the total */
-    int offsets[GROUPED_MAX_GROUPS + 1];
-};
-
-/* Called by one warp. */
-template <int KIND, int TN>
-__device__ inline void count_tiles(const grouped_args &args, grouped_groups *groups)
-{
-    int lane = threadIdx.x % 32, total = 0;
-
-    for (int first = 0; first < args.num_groups; first += 32) {
-        int group = first + lane, count = 0, sum;
-
-        if (group < args.num_groups) {
-            int offset = args.offsets[group];
-
-            count = tiles_of_group<KIND, TN>(args, args.offsets[group + 1] - offset);
-            groups->offsets[group] = offset;
-        }
-        sum = count;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            int below = __shfl_up_sync(0xffffffff, sum, step);
-
-            sum += lane >= step ? below : 0;
-        }
-        if (group < args.num_groups)
-            groups->begin[group] = total + sum - count;
-        total += __shfl_sync(0xffffffff, sum, 31);
-    }
-    if (lane == 0) {
-        groups->begin[args.num_groups] = total;
-        groups->offsets[args.num_groups] = args.offsets[args.num_groups];
-    }
-}
-
-/* Tile `index` of the cluster, for its block `rank`. */
-template <int KIND, int TN>
-__device__ inline grouped_tile find_tile(const grouped_args &args, const grouped_groups &groups, int index,
-                                         int rank)
-{
-    int num_m = (args.m + GROUPED_CLUSTER * GROUPED_M - 1) / (GROUPED_CLUSTER * GROUPED_M);
-    int low = 0, high = args.num_groups, rest, num_rows;
-    grouped_tile tile;
-
-    while (high - low > 1) { /* low begins at or before index, high after it */
-        int middle = (low + high) / 2;
-
-        if (groups.begin[middle] <= index)
-            low = middle;
-        else
-            high = middle;
-    }
-    rest = index - groups.begin[low];
-    tile.group = low;
-    tile.first_row = groups.offsets[low];
-    num_rows = groups.offsets[low + 1] - tile.first_row;
-    tile.m = (rest % num_m * GROUPED_CLUSTER + rank) * GROUPED_M;
-    tile.n = rest / num_m * TN;
-    if (KIND == GROUPED_WEIGHT) {
-        tile.num_n = min(args.n - tile.n, TN);
-        tile.num_k = num_rows;
-    } else {
-        tile.num_n = min(num_rows - tile.n, TN);
-        tile.n += tile.first_row;
-        tile.num_k = args.k;
-    }
-    return tile;
-}
 
 /* --- the ring --- */
 
@@ -151,10 +18,23 @@ struct grouped_barriers {
     uint64_t full[GROUPED_MAX_STAGES], empty[GROUPED_MAX_STAGES];
 };
 
+/* Indexes of tiles, drawn by the producer of the cluster's first block, for the other roles of both blocks.
+ */
+constexpr int GROUPED_DRAWS = 4;
+
+struct grouped_draws {
+    uint64_t full[GROUPED_DRAWS], empty[GROUPED_DRAWS]; /* empty: of the first block */
+    int index[GROUPED_DRAWS];
+};
+
+/* Each warp of consumers, and the producer of the second block. */
+constexpr int GROUPED_READERS = GROUPED_CLUSTER * GROUPED_CONSUMERS / 32 + 1;
+
 template <int TN> struct grouped_shared {
     bf16 *ring;  /* stages of A, then of B */
     bf16 *boxes; /* results of each consumer warpgroup */
     grouped_barriers *bars;
+    grouped_draws *draws;
     const grouped_groups *groups;
 
     __device__ inline bf16 *a(int stage) const
@@ -205,6 +85,65 @@ __device__ inline void grouped_arrive(uint64_t *bar, uint32_t rank)
                  : "memory");
 }
 
+/* --- the next tile --- */
+
+/* Passes an index to both blocks; called by the one thread that draws, as its turn-th. */
+__device__ inline void give_index(grouped_draws *draws, int turn, int index)
+{
+    int slot = turn % GROUPED_DRAWS;
+
+    attn_bar_wait(&draws->empty[slot], turn / GROUPED_DRAWS % 2 ^ 1);
+    for (int rank = 0; rank < GROUPED_CLUSTER; rank++)
+        asm volatile("{ .reg .b32 at, bar; mapa.shared::cluster.u32 at, %0, %3;\n"
+                     "mapa.shared::cluster.u32 bar, %1, %3;\n"
+                     "st.shared::cluster.b32 [at], %2;\n"
+                     "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [bar]; }" ::"r"(
+                         attn_smem(&draws->index[slot])),
+                     "r"(attn_smem(&draws->full[slot])), "r"(index), "r"(rank)
+                     : "memory");
+}
+
+/* The turn-th index that was passed, to be released after it was read. */
+__device__ inline int take_index(const grouped_draws *draws, int turn)
+{
+    int slot = turn % GROUPED_DRAWS;
+
+    asm volatile("{ .reg .pred p;\n"
+                 "grouped_wait: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+                 "@!p bra grouped_wait; }" ::"r"(attn_smem(&draws->full[slot])),
+                 "r"(turn / GROUPED_DRAWS % 2)
+                 : "memory");
+    return *(const volatile int *)&draws->index[slot];
+}
+
+__device__ inline void release_index(grouped_draws *draws, int turn)
+{
+    grouped_arrive(&draws->empty[turn % GROUPED_DRAWS], 0);
+}
+
+/* ... for all threads of a warp. */
+__device__ inline int take_index_by_warp(grouped_draws *draws, int turn)
+{
+    int index = take_index(draws, turn);
+
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        release_index(draws, turn);
+    return index;
+}
+
+/* The cluster that draws last leaves the counters at zero for the next call. */
+__device__ inline int draw_index(const grouped_args &args, int num_tiles)
+{
+    int index = atomicAdd(args.counters, 1);
+
+    if (index >= num_tiles && atomicAdd(args.counters + 1, 1) == (int)gridDim.x / GROUPED_CLUSTER - 1)
+        args.counters[0] = args.counters[1] = 0;
+    return index;
+}
+
+/* --- loads --- */
+
 /* Loads a box of 64 columns from (col, row) of matrix `group`. */
 __device__ inline void grouped_load(bf16 *dst, const CUtensorMap *map, uint64_t *bar, int col, int row,
                                     int group)
@@ -247,22 +186,55 @@ __device__ inline void load_stage(const grouped_shared<TN> &shared, const groupe
     }
 }
 
-/* Called by one thread. */
+/* Loads all stages of a tile; called by one thread. */
 template <int KIND, int TN>
-__device__ inline void produce(const grouped_shared<TN> &shared, const grouped_maps &maps,
-                               const grouped_args &args, int rank)
+__device__ inline void load_tile(const grouped_shared<TN> &shared, const grouped_maps &maps,
+                                 const grouped_tile &tile, grouped_turn<TN> *turn, int rank)
 {
-    int num_tiles = shared.groups->begin[args.num_groups];
+    for (int k = 0; k < tile.num_k; k += GROUPED_K) {
+        attn_bar_wait(&shared.bars->empty[turn->stage], turn->parity ^ 1);
+        load_stage<KIND, TN>(shared, maps, tile, turn->stage, k, rank);
+        turn->next();
+    }
+}
+
+/* The producer of the cluster's first block. An index is drawn a tile ahead and passed on another tile ahead,
+ * so that no one waits for it. */
+template <int KIND, int TN>
+__device__ inline void produce_first(const grouped_shared<TN> &shared, const grouped_maps &maps,
+                                     const grouped_args &args)
+{
+    int num_tiles = shared.groups->num_tiles, index = draw_index(args, num_tiles), next = index;
     grouped_turn<TN> turn = {0, 0};
 
-    for (int index = blockIdx.x / GROUPED_CLUSTER; index < num_tiles; index += gridDim.x / GROUPED_CLUSTER) {
-        grouped_tile tile = find_tile<KIND, TN>(args, *shared.groups, index, rank);
+    give_index(shared.draws, 0, index);
+    if (index < num_tiles)
+        next = draw_index(args, num_tiles);
+    for (int i = 1; index < num_tiles; i++) {
+        int passed = next;
 
-        for (int k = 0; k < tile.num_k; k += GROUPED_K) {
-            attn_bar_wait(&shared.bars->empty[turn.stage], turn.parity ^ 1);
-            load_stage<KIND, TN>(shared, maps, tile, turn.stage, k, rank);
-            turn.next();
-        }
+        give_index(shared.draws, i, passed);
+        if (passed < num_tiles)
+            next = draw_index(args, num_tiles);
+        load_tile<KIND>(shared, maps, find_tile<KIND, TN>(args, *shared.groups, index, 0), &turn, 0);
+        index = passed;
+    }
+}
+
+/* ... of the second block. */
+template <int KIND, int TN>
+__device__ inline void produce_second(const grouped_shared<TN> &shared, const grouped_maps &maps,
+                                      const grouped_args &args)
+{
+    grouped_turn<TN> turn = {0, 0};
+
+    for (int i = 0;; i++) {
+        int index = take_index(shared.draws, i);
+
+        release_index(shared.draws, i);
+        if (index >= shared.groups->num_tiles)
+            return;
+        load_tile<KIND>(shared, maps, find_tile<KIND, TN>(args, *shared.groups, index, 1), &turn, 1);
     }
 }
 
@@ -491,17 +463,17 @@ template <int KIND, class C, int TN>
 __device__ inline void consume(const grouped_shared<TN> &shared, const grouped_maps &maps,
                                const grouped_args &args, int rank)
 {
-    int num_tiles = shared.groups->begin[args.num_groups], step = gridDim.x / GROUPED_CLUSTER;
-    int index = blockIdx.x / GROUPED_CLUSTER;
+    int num_tiles = shared.groups->num_tiles, index = take_index_by_warp(shared.draws, 0);
     grouped_turn<TN> turn = {0, 0};
     grouped_tile tile = {}, next = {};
 
     if (index < num_tiles)
         tile = find_tile<KIND, TN>(args, *shared.groups, index, rank);
-    for (; index < num_tiles; index += step, tile = next)
+    for (int i = 1; index < num_tiles; i++, tile = next)
         make_tile<KIND, C>(maps, args, shared, tile, &turn, [&] {
-            if (index + step < num_tiles)
-                next = find_tile<KIND, TN>(args, *shared.groups, index + step, rank);
+            index = take_index_by_warp(shared.draws, i);
+            if (index < num_tiles)
+                next = find_tile<KIND, TN>(args, *shared.groups, index, rank);
         });
     if (threadIdx.x % ATTN_WG == 0)
         asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); /* the results are written */
@@ -517,9 +489,10 @@ __global__ void __launch_bounds__(GROUPED_THREADS, 1)
 #if RK_ATTN_HAS_SM90
     extern __shared__ uint8_t raw[];
     __shared__ grouped_barriers bars;
+    __shared__ grouped_draws draws;
     __shared__ grouped_groups groups;
     bf16 *base = (bf16 *)(raw + (-attn_smem(raw) & 1023));
-    grouped_shared<TN> shared = {base, base + GROUPED_STAGES<TN> * GROUPED_STAGE<TN>, &bars, &groups};
+    grouped_shared<TN> shared = {base, base + GROUPED_STAGES<TN> * GROUPED_STAGE<TN>, &bars, &draws, &groups};
     int rank = (int)grouped_rank();
 
     if (threadIdx.x == 0) {
@@ -527,16 +500,26 @@ __global__ void __launch_bounds__(GROUPED_THREADS, 1)
             attn_bar_init(&bars.full[i], 1);
             attn_bar_init(&bars.empty[i], GROUPED_CONSUMERS / 32 * GROUPED_CLUSTER);
         }
+        for (int i = 0; i < GROUPED_DRAWS; i++) {
+            attn_bar_init(&draws.full[i], 1);
+            attn_bar_init(&draws.empty[i], GROUPED_READERS);
+        }
         attn_bar_init_fence();
     }
     if (threadIdx.x / 32 == 1)
         count_tiles<KIND, TN>(args, &groups);
-    __syncthreads();        /* the tiles are counted */
+    __syncthreads(); /* the offsets are read */
+    if constexpr (KIND == GROUPED_WEIGHT) {
+        sort_groups<TN>(args, &groups);
+        __syncthreads(); /* the groups are sorted */
+    }
     grouped_cluster_sync(); /* the barriers of both blocks are initialized */
     if (threadIdx.x >= GROUPED_CONSUMERS) {
         attn_give_registers<40>();
-        if (threadIdx.x == GROUPED_CONSUMERS)
-            produce<KIND>(shared, maps, args, rank);
+        if (threadIdx.x == GROUPED_CONSUMERS && rank == 0)
+            produce_first<KIND>(shared, maps, args);
+        else if (threadIdx.x == GROUPED_CONSUMERS)
+            produce_second<KIND>(shared, maps, args);
         __syncwarp();
     } else {
         attn_take_registers<232>();
