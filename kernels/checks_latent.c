@@ -78,3 +78,21 @@ int64_t rk_check_gather_blocks(struct rk_check *check, const struct rk_gather_bl
     rk_expect_no_alias(check, "out", args->out, "cache", args->cache);
     return table[0] * table[1];
 }
+
+int64_t rk_check_batched_gemm(struct rk_check *check, const struct rk_batched_gemm_args *args)
+{
+    rk_tensor_t w = args->w;
+    int64_t heads = args->x.shape[1], k = w.shape[args->trans_w ? 2 : 1], n = w.shape[args->trans_w ? 1 : 2];
+
+    rk_expect_source(check, "x", args->x, 3);
+    rk_expect_source(check, "w", w, 3);
+    rk_expect_tensor(check, "w", w, args->x.dtype, RK_DIMS(heads, w.shape[1], w.shape[2]));
+    rk_expect(check, args->x.shape[2] >= k, "x has %lld columns a head, expected at least %lld",
+              (long long)args->x.shape[2], (long long)k);
+    rk_expect_tensor(check, "y", args->y, args->x.dtype, RK_DIMS(args->x.shape[0], heads, args->y.shape[2]));
+    rk_expect(check, args->y.shape[2] >= n, "y has %lld columns a head, expected at least %lld",
+              (long long)args->y.shape[2], (long long)n);
+    rk_expect_no_alias(check, "y", args->y, "x", args->x);
+    rk_expect_no_alias(check, "y", args->y, "w", w);
+    return args->x.shape[0] * heads * n;
+}

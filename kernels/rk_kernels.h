@@ -21,7 +21,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_KERNEL_ABI 10
+#define RK_KERNEL_ABI 11
 
 /* C[M, N] = alpha * op(A) * op(B) + beta * C (+ bias[N]); op is a transpose if trans_* is set.
  * Linear layers: Y = X W^T is trans_b; dX = dY W needs no transpose; dW += dY^T X is trans_a with beta 1.
@@ -57,6 +57,15 @@ struct rk_grouped_gemm_wgrad_args {
     rk_tensor_t offsets; /* as in the forward call */
     bool overwrites_dw;  /* = instead of +=: old contents are not read, and a group without rows gets zeros */
     bool strict;
+};
+
+/* Batched GEMM over the heads of rows (latent attention): y[t][h] = x[t][h] op(w[h]) for every head h. The
+ * first n columns of y's heads are written, and the first k of x's are read. */
+struct rk_batched_gemm_args {
+    rk_tensor_t y; /* [T, heads, n or more] */
+    rk_tensor_t x; /* [T, heads, k or more] */
+    rk_tensor_t w; /* [heads, k, n], or [heads, n, k] with trans_w: w^T; gaps between matrices are legal */
+    bool trans_w;
 };
 
 /* Routing: the experts of each token, and their weights. s = softmax(logits) over the experts, or the sigmoid
@@ -426,6 +435,7 @@ struct rk_adamw_args {
     X(gemm, rk_gemm_args)                             \
     X(grouped_gemm, rk_grouped_gemm_args)             \
     X(grouped_gemm_wgrad, rk_grouped_gemm_wgrad_args) \
+    X(batched_gemm, rk_batched_gemm_args)             \
     X(moe_route, rk_moe_route_args)                   \
     X(moe_route_bwd, rk_moe_route_bwd_args)           \
     X(moe_count, rk_moe_count_args)                   \

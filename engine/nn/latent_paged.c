@@ -107,13 +107,17 @@ static struct rk_status *attend_expanded(const struct rk_pass *pass, const struc
     return NULL;
 }
 
-/* The rows of the up-projection for keys (or values) of head h. */
-static rk_tensor_t rows_of_head(const struct rk_pass *pass, const struct rk_latent *latent, int64_t h,
-                                bool is_value)
+/* The up-projection of keys (or values): a matrix of [nope or v_head_dim, kv_rank] for every head. */
+static rk_tensor_t up_projection(const struct rk_pass *pass, const struct rk_latent *latent, bool is_value)
 {
-    return rk_tensor_rows(rk_weight_value(pass, &latent->kv),
-                          h * rk_latent_kv_dim(latent) + (is_value ? latent->nope : 0),
-                          is_value ? latent->v_head_dim : latent->nope);
+    rk_tensor_t rows = rk_weight_value(pass, &latent->kv);
+    rk_tensor_t first = rk_tensor_rows(rows, is_value ? latent->nope : 0, 1);
+    rk_tensor_t matrices = rk_tensor_3d(first.data, rows.dtype, latent->num_heads,
+                                        is_value ? latent->v_head_dim : latent->nope, latent->kv_rank);
+
+    RK_ASSERT(rk_tensor_is_contiguous(rows));
+    matrices.row_stride = rk_latent_kv_dim(latent) * latent->kv_rank;
+    return matrices;
 }
 
 /* Computes [q_nope Wk, q_rope] of every head. */
@@ -126,14 +130,10 @@ static struct rk_status *absorb_queries(const struct rk_pass *pass, const struct
     rk_tensor_t flat_absorbed = rk_tensor_2d(absorbed.data, q.dtype, num_vectors, width);
 
     RK_ASSERT(rk_tensor_is_contiguous(q));
-    for (int64_t h = 0; h < latent->num_heads; h++)
-        RK_TRY(rk_gemm(
-            pass->stream,
-            &(struct rk_gemm_args){.c = rk_tensor_cols(absorbed, h * width, latent->kv_rank),
-                                   .a = rk_tensor_cols(rk_tensor_merge_cols(q), h * head_dim, latent->nope),
-                                   .b = rows_of_head(pass, latent, h, false),
-                                   .b_is_settled = true,
-                                   .alpha = 1}));
+    RK_TRY(rk_batched_gemm(pass->stream, &(struct rk_batched_gemm_args){
+                                             .y = rk_tensor_split_cols(absorbed, latent->num_heads, width),
+                                             .x = q,
+                                             .w = up_projection(pass, latent, false)}));
     return rk_copy_2d(pass->stream, &(struct rk_copy_2d_args){
                                         .out = rk_tensor_cols(flat_absorbed, latent->kv_rank, latent->rope),
                                         .x = rk_tensor_cols(flat, latent->nope, latent->rope)});
@@ -144,7 +144,7 @@ static struct rk_status *attend_absorbed(const struct rk_pass *pass, const struc
 {
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
     int64_t num_tokens = args.q.shape[0], heads = latent->num_heads;
-    rk_tensor_t absorbed, sums, out = rk_tensor_merge_cols(args.out);
+    rk_tensor_t absorbed, sums, out = args.out;
 
     RK_TRY(rk_step_2d(pass->arena, &absorbed, pass->dtype, num_tokens, heads * rk_latent_width(latent)));
     RK_TRY(rk_step_2d(pass->arena, &sums, pass->dtype, num_tokens, heads * latent->kv_rank));
@@ -153,14 +153,9 @@ static struct rk_status *attend_absorbed(const struct rk_pass *pass, const struc
     args.out = rk_tensor_split_cols(sums, heads, latent->kv_rank);
     args.k_cache = cache;
     RK_TRY(rk_attn_paged(pass->stream, &args));
-    for (int64_t h = 0; h < heads; h++)
-        RK_TRY(rk_gemm(pass->stream, &(struct rk_gemm_args){
-                                         .c = rk_tensor_cols(out, h * latent->v_head_dim, latent->v_head_dim),
-                                         .a = rk_tensor_cols(sums, h * latent->kv_rank, latent->kv_rank),
-                                         .b = rows_of_head(pass, latent, h, true),
-                                         .trans_b = true,
-                                         .b_is_settled = true,
-                                         .alpha = 1}));
+    RK_TRY(rk_batched_gemm(
+        pass->stream, &(struct rk_batched_gemm_args){
+                          .y = out, .x = args.out, .w = up_projection(pass, latent, true), .trans_w = true}));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }

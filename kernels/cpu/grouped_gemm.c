@@ -1,4 +1,4 @@
-/* GEMMs of groups of rows, each with its own matrix: one gemm per group. */
+/* GEMMs of groups of rows, or of heads, each with its own matrix: one gemm per group or head. */
 #include "kernels/cpu/cpu_internal.h"
 
 /* Matrix g of [G, rows, cols]. */
@@ -48,6 +48,25 @@ struct rk_status *rk_cpu_grouped_gemm_wgrad(void *dev, void *stream,
                                                       .strict = args->strict,
                                                       .alpha = 1.0f,
                                                       .beta = args->overwrites_dw ? 0.0f : 1.0f}));
+    }
+    return NULL;
+}
+
+struct rk_status *rk_cpu_batched_gemm(void *dev, void *stream, const struct rk_batched_gemm_args *args)
+{
+    int64_t k = args->w.shape[args->trans_w ? 2 : 1], n = args->w.shape[args->trans_w ? 1 : 2];
+    rk_tensor_t x = rk_tensor_merge_cols(args->x), y = rk_tensor_merge_cols(args->y);
+
+    for (int64_t h = 0; h < args->w.shape[0]; h++) {
+        rk_tensor_t w = rk_tensor_2d(rk_tensor_rows(args->w, h, 1).data, args->w.dtype, args->w.shape[1],
+                                     args->w.shape[2]);
+
+        RK_TRY(rk_cpu_gemm(dev, stream,
+                           &(struct rk_gemm_args){.c = rk_tensor_cols(y, h * args->y.shape[2], n),
+                                                  .a = rk_tensor_cols(x, h * args->x.shape[2], k),
+                                                  .b = w,
+                                                  .trans_b = args->trans_w,
+                                                  .alpha = 1.0f}));
     }
     return NULL;
 }

@@ -128,6 +128,9 @@ void rk_cuda_gemm_plans_destroy(struct rk_cuda_gemm_plans *plans); /* NULL is a 
 /* Supports all shapes, strides and transposes; sums sequentially over K (gemm_chain.cu). */
 struct rk_status *rk_cuda_gemm_chain(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
                                      const struct rk_gemm_args *args) RK_NODISCARD;
+struct rk_status *rk_cuda_batched_gemm_chain(const struct rk_cuda_device *dev,
+                                             const struct rk_cuda_stream *stream,
+                                             const struct rk_batched_gemm_args *args) RK_NODISCARD;
 /* Whether two matrices of a 16-bit type or F32, of equal shape, are bit-identical; waits. Uses the scratch
  * memory from RK_CUDA_COMPARE_BYTES on; the matrices may be before that. */
 struct rk_status *rk_cuda_same_bits(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,

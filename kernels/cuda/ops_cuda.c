@@ -5,6 +5,7 @@
 static const struct rk_workspace_ops workspace_ops = {
     .attn_varlen_bwd = rk_cuda_workspace_attn_varlen_bwd,
     .attn_paged = rk_cuda_workspace_attn_paged,
+    .batched_gemm = rk_cuda_workspace_batched_gemm,
     .bias_bwd = rk_cuda_workspace_bias_bwd,
     .embed_bwd = rk_cuda_workspace_embed_bwd,
     .gemm = rk_cuda_workspace_gemm,

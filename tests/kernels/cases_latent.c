@@ -108,6 +108,57 @@ static void test_latent_kv_equals_its_definition(void **state)
     }
 }
 
+struct heads_case {
+    int64_t tokens, heads, n, k, more_y, more_x, gap;
+    bool trans_w;
+};
+
+/* Columns after the first n of y's heads keep their values; gaps between matrices are not read. */
+static void check_heads(struct kt *kt, const struct heads_case *c, rk_dtype_t dtype)
+{
+    int64_t matrix = c->n * c->k + c->gap, y_width = c->n + c->more_y, x_width = c->k + c->more_x;
+    rk_tensor_t weights = kt_randomize(kt, kt_zeros_2d(kt, dtype, c->heads, matrix), 1.0);
+    struct rk_batched_gemm_args args = {
+        .y = random_3d(kt, dtype, c->tokens, c->heads, y_width),
+        .x = random_3d(kt, dtype, c->tokens, c->heads, x_width),
+        .w = rk_tensor_split_cols(rk_tensor_cols(weights, 0, c->n * c->k), c->trans_w ? c->n : c->k,
+                                  c->trans_w ? c->k : c->n),
+        .trans_w = c->trans_w,
+    };
+    const double *x = kt_read(kt, args.x), *w = kt_read(kt, weights);
+    double *expected = kt_read(kt, args.y);
+
+    for (int64_t row = 0; row < c->tokens * c->heads; row++) {
+        const double *own = w + row % c->heads * matrix;
+
+        for (int64_t n = 0; n < c->n; n++) {
+            double sum = 0;
+
+            for (int64_t k = 0; k < c->k; k++)
+                sum += x[row * x_width + k] * own[c->trans_w ? n * c->k + k : k * c->n + n];
+            expected[row * y_width + n] = sum;
+        }
+    }
+    assert_ok(rk_batched_gemm(kt->stream, &args));
+    kt_expect_close_sum(kt, kt_label(kt, "batched_gemm", dtype), args.y, expected);
+}
+
+static void test_batched_gemm_equals_loops(void **state)
+{
+    static const struct heads_case heads_cases[] = {{5, 3, 7, 4, 2, 1, 3, false},
+                                                    {5, 3, 7, 4, 0, 0, 0, true},
+                                                    {70, 2, 72, 40, 8, 24, 16, false},
+                                                    {70, 2, 40, 72, 0, 0, 8, true},
+                                                    {0, 2, 4, 4, 0, 0, 0, false}};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(heads_cases); i++) {
+        for (size_t d = 0; d < RK_ARRAY_LEN(kt_dtypes); d++) {
+            if (!kt_is_cpu_only(*state, kt_dtypes[d]))
+                check_heads(*state, &heads_cases[i], kt_dtypes[d]);
+        }
+    }
+}
+
 /* Sequences share blocks, and rows of the table are longer than what is asked for. */
 static void test_gather_blocks_copies_by_the_table(void **state)
 {
@@ -179,9 +230,8 @@ static void test_latent_kv_of_other_widths_fails(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        kt_test(test_latent_kv_equals_its_definition),
-        kt_test(test_gather_blocks_copies_by_the_table),
-        kt_test(test_gather_blocks_beyond_the_cache_fails),
+        kt_test(test_latent_kv_equals_its_definition),   kt_test(test_batched_gemm_equals_loops),
+        kt_test(test_gather_blocks_copies_by_the_table), kt_test(test_gather_blocks_beyond_the_cache_fails),
         kt_test(test_latent_kv_of_other_widths_fails),
     };
 

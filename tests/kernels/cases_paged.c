@@ -172,6 +172,22 @@ static rk_tensor_t packed_rows(struct kt *kt, const struct paged_case *c, const 
     return rk_tensor_split_cols(rows, c->num_heads, v_dim_of(c));
 }
 
+/* Whether paged attention over this cache has kernels of its own: on a GPU, for latents in bf16. */
+static bool has_own_bits(const struct kt *kt, const struct paged_case *c, rk_dtype_t dtype)
+{
+    return !kt_is_cpu(kt) && dtype == RK_DTYPE_BF16 && c->head_dim == 576 && c->v_head_dim == -512;
+}
+
+static void expect_packed(struct kt *kt, const struct paged_case *c, const struct paged_data *data)
+{
+    rk_tensor_t packed = packed_rows(kt, c, data);
+
+    if (has_own_bits(kt, c, data->q.dtype))
+        kt_expect_close_attention(kt, c->label, data->paged.out, kt_read(kt, packed));
+    else
+        kt_expect_same_bits(kt, c->label, data->paged.out, packed);
+}
+
 static void test_attn_paged_all_cases_have_bits_of_packed(void **state)
 {
     struct kt *kt = *state;
@@ -184,13 +200,13 @@ static void test_attn_paged_all_cases_have_bits_of_packed(void **state)
                 continue;
             data = make_data(kt, &cases[i], kt_dtypes[d]);
             assert_ok(rk_attn_paged(kt->stream, &data.paged));
-            kt_expect_same_bits(kt, cases[i].label, data.paged.out, packed_rows(kt, &cases[i], &data));
+            expect_packed(kt, &cases[i], &data);
             assert_ok(rk_stream_sync(kt->stream)); /* required for past_is_settled */
             data.paged.past_is_settled = true;
             data.paged.out = kt_zeros_3d(kt, data.q.dtype, data.query_rows.shape[0], cases[i].num_heads,
                                          v_dim_of(&cases[i]));
             assert_ok(rk_attn_paged(kt->stream, &data.paged));
-            kt_expect_same_bits(kt, cases[i].label, data.paged.out, packed_rows(kt, &cases[i], &data));
+            expect_packed(kt, &cases[i], &data);
         }
     }
 }

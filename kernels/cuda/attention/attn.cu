@@ -30,10 +30,12 @@ bool has_tensor_kernel(const rk_cuda_attn_device &device, rk_dtype_t dtype, int 
 }
 
 /* Over a cache. EQUAL: both widths are equal, with kernels for decoding and for prefill. */
-enum paged_kind { PAGED_SIMPLE, PAGED_EQUAL, PAGED_WIDE_KEYS };
+enum paged_kind { PAGED_SIMPLE, PAGED_EQUAL, PAGED_WIDE_KEYS, PAGED_LATENT };
 
 paged_kind kind_of(const rk_cuda_attn_paged_args *args)
 {
+    if (rk_attn_latent_takes(args))
+        return PAGED_LATENT;
     if (!has_tensor_kernel(args->device, args->dtype, args->head_dim, args->v_head_dim))
         return PAGED_SIMPLE;
     if (args->head_dim == args->v_head_dim)
@@ -123,6 +125,8 @@ cudaError_t rk_cuda_attn_paged(cudaStream_t stream, const struct rk_cuda_attn_pa
         !attn_is_aligned(args->k_cache, args->cache_block_stride) ||
         !attn_is_aligned(args->v_cache, args->v_cache_block_stride))
         return cudaErrorMisalignedAddress;
+    if (kind == PAGED_LATENT)
+        return rk_attn_latent(stream, args);
     if (kind == PAGED_EQUAL)
         return run_equal(stream, args);
     return can_copy_cache(args) ? rk_attn_paged_wgmma(stream, args) : cudaErrorNotSupported;
@@ -130,7 +134,11 @@ cudaError_t rk_cuda_attn_paged(cudaStream_t stream, const struct rk_cuda_attn_pa
 
 size_t rk_cuda_attn_paged_workspace_bytes(const struct rk_cuda_attn_paged_args *args)
 {
-    return kind_of(args) == PAGED_EQUAL && is_decode(args) ? rk_attn_decode_workspace_bytes(args) : 0;
+    paged_kind kind = kind_of(args);
+
+    if (kind == PAGED_LATENT)
+        return rk_attn_latent_workspace_bytes(args);
+    return kind == PAGED_EQUAL && is_decode(args) ? rk_attn_decode_workspace_bytes(args) : 0;
 }
 
 size_t rk_cuda_attn_paged_max_workspace_bytes(const struct rk_cuda_attn_paged_args *args)
@@ -138,6 +146,8 @@ size_t rk_cuda_attn_paged_max_workspace_bytes(const struct rk_cuda_attn_paged_ar
     rk_cuda_attn_paged_args step = *args;
     size_t bytes = 0;
 
+    if (kind_of(args) == PAGED_LATENT)
+        return rk_attn_latent_max_workspace_bytes(args);
     /* The workspace grows with the number of tokens: searches down from the largest, with the fewest
      * sequences for which the call is a decode step. */
     for (; step.num_tokens > 0 && bytes == 0; step.num_tokens--) {

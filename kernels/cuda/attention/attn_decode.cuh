@@ -12,9 +12,9 @@ constexpr int DECODE_SPLIT_BLOCKS = ATTN_KEY_SPLIT / ATTN_KEY_BLOCK;
 /* Maximum number of tiles of 8 output columns per warp. */
 template <int HD> constexpr int DECODE_TILES = (HD / 8 + DECODE_WARPS - 1) / DECODE_WARPS;
 
-/* Shared memory for communication between the warps. */
-template <int HD> struct decode_shared {
-    bf16 q[DECODE_ROWS * attn_pitch<HD>];
+/* Shared memory for communication between the warps. HD is the width of values, QD of queries. */
+template <int HD, int QD = HD> struct decode_shared {
+    bf16 q[DECODE_ROWS * attn_pitch<QD>];
     bf16 p[DECODE_ROWS * attn_pitch<ATTN_KEY_BLOCK>];
     float max[DECODE_WARPS][DECODE_ROWS], sum[DECODE_WARPS][DECODE_ROWS][4];
     bool is_last;
@@ -394,8 +394,7 @@ __device__ inline void decode_store_output(const decode_task &task, const decode
     }
 }
 
-/* Call before the first block: the queries must be in sm.q. */
-template <int HD> __device__ inline void decode_init(decode_state<HD> &state, const decode_shared<HD> &sm)
+template <int HD> __device__ inline void decode_clear(decode_state<HD> &state)
 {
     attn_softmax_clear(state.softmax);
     state.num_done = 0;
@@ -403,14 +402,20 @@ template <int HD> __device__ inline void decode_init(decode_state<HD> &state, co
 #pragma unroll
     for (int i = 0; i < DECODE_TILES<HD> * 4; i++)
         state.o[i] = state.sum[i] = 0.0f;
+}
+
+/* Call before the first block: the queries must be in sm.q. */
+template <int HD> __device__ inline void decode_init(decode_state<HD> &state, const decode_shared<HD> &sm)
+{
+    decode_clear(state);
 #pragma unroll
     for (int kk = 0; kk < HD / 16; kk++)
         attn_load_a<HD>(state.q[kk], sm.q, 0, kk);
 }
 
-/* Adds the output of a block of keys whose values, probabilities and sums are in shared memory. */
-template <int HD, bool SWIZZLED>
-__device__ inline void decode_add_block(decode_state<HD> &state, const decode_shared<HD> &sm, const bf16 *v)
+/* Raises the output and the sums to a block whose probabilities and sums are in shared memory. */
+template <int HD, int QD>
+__device__ inline void decode_rescale(decode_state<HD> &state, const decode_shared<HD, QD> &sm)
 {
     int g = attn_lane() / 4, t = attn_lane() % 4;
 
@@ -426,6 +431,13 @@ __device__ inline void decode_add_block(decode_state<HD> &state, const decode_sh
 #pragma unroll
     for (int i = 0; i < DECODE_TILES<HD> * 4; i++)
         state.o[i] = __fmul_rn(state.o[i], state.alpha[i / 2 % 2]);
+}
+
+/* Adds the output of such a block, whose values are in shared memory too. */
+template <int HD, bool SWIZZLED>
+__device__ inline void decode_add_block(decode_state<HD> &state, const decode_shared<HD> &sm, const bf16 *v)
+{
+    decode_rescale(state, sm);
     decode_add_output<HD, SWIZZLED>(state.o, sm, v);
 }
 
@@ -448,8 +460,8 @@ __device__ inline void decode_end_block(decode_state<HD> &state, const decode_pl
 }
 
 /* Call after the last block, on the compute warps: the last thread block of a tile merges. */
-template <int HD>
-__device__ inline void decode_end(decode_shared<HD> &sm, const decode_plan &plan, const decode_task &task,
+template <int HD, int QD>
+__device__ inline void decode_end(decode_shared<HD, QD> &sm, const decode_plan &plan, const decode_task &task,
                                   const decode_part &part, const decode_state<HD> &state)
 {
     int *counter = plan.workspace.counters + blockIdx.x, num_done = state.num_done;

@@ -101,6 +101,12 @@ cudaError_t rk_attn_decode(cudaStream_t stream, const rk_cuda_attn_paged_args *a
 size_t rk_attn_decode_workspace_bytes(const rk_cuda_attn_paged_args *args);
 /* attn_decode_sm90.cu: the same with TMA, compute capability 9.0 */
 cudaError_t rk_attn_decode_tma(cudaStream_t stream, const rk_cuda_attn_paged_args *args);
+/* attn_latent.cu: mma.sync, latents that are keys and values of all heads */
+bool rk_attn_latent_takes(const rk_cuda_attn_paged_args *args);
+cudaError_t rk_attn_latent(cudaStream_t stream, const rk_cuda_attn_paged_args *args);
+size_t rk_attn_latent_workspace_bytes(const rk_cuda_attn_paged_args *args);
+/* Maximum of calls with up to these numbers of tokens and sequences. */
+size_t rk_attn_latent_max_workspace_bytes(const rk_cuda_attn_paged_args *args);
 /* attn_bwd.cu: mma.sync */
 cudaError_t rk_attn_bwd_mma(cudaStream_t stream, const rk_cuda_attn_bwd_args *args);
 int rk_attn_bwd_mma_shared_bytes(int head_dim); /* 0: head_dim is not supported */

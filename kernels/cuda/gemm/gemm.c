@@ -11,7 +11,9 @@
  * gemm_small_sm90.cu with split K, otherwise cuBLASLt's first choice for the shape; both are bit-identical in
  * every run. F32 never uses TF32.
  *
- * Entry point: rk_cuda_op_gemm. */
+ * GEMMs of heads (batched_gemm), which only fast uses, take cuBLASLt's first choice.
+ *
+ * Entry points: rk_cuda_op_gemm, rk_cuda_op_batched_gemm. */
 #include "kernels/cuda/gemm/gemm_internal.h"
 #include "kernels/cuda/gemm/gemm_small.h"
 
@@ -188,4 +190,74 @@ struct rk_status *rk_cuda_op_gemm(void *dev_handle, void *stream_handle, const s
     if (args->bias.data && !key.has_bias)
         RK_TRY(rk_cuda_add_bias(dev, stream, args->c, args->bias));
     return rk_gemm_activate(dev, stream, args);
+}
+
+/* --- heads --- */
+
+/* Alignment of the first rows of all heads. */
+static uint8_t alignment_of_heads(rk_tensor_t heads, int64_t stride)
+{
+    uintptr_t bits = (uintptr_t)heads.data | (uintptr_t)stride * rk_dtype_bytes(heads.dtype) | FULL_ALIGNMENT;
+
+    return (uint8_t)(bits & -bits);
+}
+
+/* The GEMM of the first head. */
+static struct rk_gemm_args first_head(const struct rk_batched_gemm_args *args)
+{
+    int64_t rows = args->x.shape[0], k = args->w.shape[args->trans_w ? 2 : 1],
+            n = args->w.shape[args->trans_w ? 1 : 2];
+    struct rk_gemm_args first = {
+        .c = rk_tensor_2d(args->y.data, args->y.dtype, rows, n),
+        .a = rk_tensor_2d(args->x.data, args->x.dtype, rows, k),
+        .b = rk_tensor_2d(args->w.data, args->w.dtype, args->w.shape[1], args->w.shape[2]),
+        .trans_b = args->trans_w,
+        .alpha = 1,
+    };
+
+    first.c.row_stride = args->y.row_stride;
+    first.a.row_stride = args->x.row_stride;
+    return first;
+}
+
+static struct rk_gemm_key key_of_heads(const struct rk_cuda_device *dev,
+                                       const struct rk_batched_gemm_args *args,
+                                       const struct rk_gemm_args *first)
+{
+    struct rk_gemm_key key = key_of(dev, first);
+
+    key.bits = RK_GEMM_ANY;
+    key.num_parts = 1;
+    key.num_heads = (int32_t)args->x.shape[1];
+    key.head_a = args->x.shape[2];
+    key.head_b = args->w.row_stride;
+    key.head_c = args->y.shape[2];
+    key.align_a = alignment_of_heads(args->x, key.head_a);
+    key.align_b = alignment_of_heads(args->w, key.head_b);
+    key.align_c = alignment_of_heads(args->y, key.head_c);
+    return key;
+}
+
+struct rk_workspace rk_cuda_workspace_batched_gemm(const void *dev, const struct rk_batched_gemm_args *args)
+{
+    (void)dev;
+    (void)args;
+    return (struct rk_workspace){.scratch_bytes = RK_CUDA_WORKSPACE_BYTES};
+}
+
+struct rk_status *rk_cuda_op_batched_gemm(void *dev_handle, void *stream_handle,
+                                          const struct rk_batched_gemm_args *args)
+{
+    struct rk_cuda_device *dev = dev_handle;
+    struct rk_cuda_stream *stream = stream_handle;
+    struct rk_gemm_args first = first_head(args);
+    struct rk_gemm_key key = key_of_heads(dev, args, &first);
+    struct rk_gemm_plan *plan;
+
+    if (!is_for_library(&key))
+        return rk_cuda_batched_gemm_chain(dev, stream, args);
+    RK_TRY(rk_cuda_reserve(stream, &stream->scratch, RK_CUDA_WORKSPACE_BYTES));
+    RK_TRY(rk_gemm_find_plan(dev, stream, &plan, &key, &first));
+    return plan->has_algo ? rk_gemm_run_plan(dev, stream, plan, &first)
+                          : rk_cuda_batched_gemm_chain(dev, stream, args);
 }

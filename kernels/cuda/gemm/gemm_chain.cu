@@ -7,7 +7,7 @@
  *
  * Traffic      A is read N/64 times, B M/64 times, element by element: not optimised for speed.
  *
- * Limits       65535 * 64 rows of C; C of the dtype of A and B, or F32.
+ * Limits       65535 * 64 rows of C, 65535 heads; C of the dtype of A and B, or F32.
  *
  * Numerics     Every output is one ascending chain over K: of k16 steps into one f32 accumulator for the
  *              16-bit types, which are the bits of cuBLASLt with split-K = 1 (gemm.c); of single fused
@@ -61,6 +61,57 @@ extern "C" struct rk_status *rk_cuda_gemm_chain(const struct rk_cuda_device *dev
     RK_TRY(rk_check_grid("gemm", args->c.shape[1]));
     RK_FOR_DTYPE("gemm", args->a.dtype, T, RK_TRY(launch_for_c<T>(stream->stream, args)));
     return rk_cuda_launched(dev, stream, "gemm");
+}
+
+/* --- heads --- */
+
+/* The GEMM of the first head, and the elements from one head to the next. */
+template <class T> struct heads_args {
+    chain_args<T, T> chain;
+    int64_t y_stride, x_stride, w_stride;
+};
+
+template <class T>
+__global__ void __launch_bounds__(RK_TILE_CHAIN_THREADS) batched_chain_kernel(heads_args<T> args)
+{
+    chain_args<T, T> chain = args.chain;
+
+    chain.c += blockIdx.z * args.y_stride;
+    chain.a.data += blockIdx.z * args.x_stride;
+    chain.b.data += blockIdx.z * args.w_stride;
+    chain_tile(chain, (int64_t)blockIdx.y * CHAIN_M, (int64_t)blockIdx.x * CHAIN_N);
+}
+
+template <class T> static void launch_heads(cudaStream_t stream, const struct rk_batched_gemm_args *args)
+{
+    int64_t m = args->x.shape[0], heads = args->x.shape[1];
+    int64_t k = args->w.shape[args->trans_w ? 2 : 1], n = args->w.shape[args->trans_w ? 1 : 2];
+    heads_args<T> batch = {{(T *)args->y.data,
+                            {(const T *)args->x.data, args->x.row_stride, m, k, false},
+                            {(const T *)args->w.data, args->trans_w ? k : n, n, k, !args->trans_w},
+                            NULL,
+                            args->y.row_stride,
+                            1.0f,
+                            0.0f},
+                           args->y.shape[2],
+                           args->x.shape[2],
+                           args->w.row_stride};
+    dim3 blocks((unsigned)rk_ceil_div(n, CHAIN_N), (unsigned)rk_ceil_div(m, CHAIN_M), (unsigned)heads);
+
+    batched_chain_kernel<T><<<blocks, RK_TILE_CHAIN_THREADS, 0, stream>>>(batch);
+}
+
+extern "C" struct rk_status *rk_cuda_batched_gemm_chain(const struct rk_cuda_device *dev,
+                                                        const struct rk_cuda_stream *stream,
+                                                        const struct rk_batched_gemm_args *args)
+{
+    if (rk_ceil_div(args->x.shape[0], CHAIN_M) > UINT16_MAX || args->x.shape[1] > UINT16_MAX)
+        return RK_FAIL(RK_UNIMPLEMENTED,
+                       "batched_gemm: x is [%lld, %lld, ..], this backend supports %d rows and %d heads",
+                       (long long)args->x.shape[0], (long long)args->x.shape[1], UINT16_MAX * CHAIN_M,
+                       UINT16_MAX);
+    RK_FOR_DTYPE("batched_gemm", args->x.dtype, T, launch_heads<T>(stream->stream, args));
+    return rk_cuda_launched(dev, stream, "batched_gemm");
 }
 
 /* --- bias --- */

@@ -27,7 +27,9 @@ struct rk_gemm_key {
     int32_t dtype, c_dtype;
     uint8_t trans_a, trans_b, bits, has_bias;
     uint8_t align_a, align_b, align_c, has_beta;
-    uint8_t num_parts, has_swiglu, unused[6]; /* num_parts: of K, for the kernel of gemm_small.h */
+    uint8_t num_parts, has_swiglu, unused[2]; /* num_parts: of K, for the kernel of gemm_small.h */
+    int32_t num_heads;                        /* of a batched GEMM, otherwise 0 */
+    int64_t head_a, head_b, head_c;           /* elements from one head to the next */
 };
 
 /* cuBLASLt is column-major: it computes C^T = op(B)^T op(A)^T, so B comes first. */

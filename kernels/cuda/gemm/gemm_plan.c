@@ -79,6 +79,16 @@ struct rk_status *rk_gemm_make_layout(cublasLtMatrixLayout_t *out, rk_tensor_t t
     return NULL;
 }
 
+/* The matrices of all heads. */
+static struct rk_status *set_heads(cublasLtMatrixLayout_t layout, int32_t num_heads, int64_t stride)
+{
+    RK_CUBLAS(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &num_heads,
+                                               sizeof(num_heads)));
+    RK_CUBLAS(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
+                                               sizeof(stride)));
+    return NULL;
+}
+
 static struct rk_status *describe(struct rk_gemm_plan *plan, const struct rk_gemm_args *args)
 {
     bool is_f64 = args->a.dtype == RK_DTYPE_F64;
@@ -94,7 +104,12 @@ static struct rk_status *describe(struct rk_gemm_plan *plan, const struct rk_gem
         RK_TRY(set_attribute(plan->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue)));
     RK_TRY(rk_gemm_make_layout(&plan->first, args->b, plan->key.ldb));
     RK_TRY(rk_gemm_make_layout(&plan->second, args->a, plan->key.lda));
-    return rk_gemm_make_layout(&plan->out, args->c, plan->key.ldc);
+    RK_TRY(rk_gemm_make_layout(&plan->out, args->c, plan->key.ldc));
+    if (plan->key.num_heads == 0)
+        return NULL;
+    RK_TRY(set_heads(plan->first, plan->key.num_heads, plan->key.head_b));
+    RK_TRY(set_heads(plan->second, plan->key.num_heads, plan->key.head_a));
+    return set_heads(plan->out, plan->key.num_heads, plan->key.head_c);
 }
 
 static struct rk_status *set_preference(cublasLtMatmulPreference_t pref,
