@@ -60,7 +60,7 @@ static void expect_route(struct rk_check *check, const struct rk_moe_route_args 
               "ids has %lld columns, expected 1 to %lld", (long long)top_k,
               (long long)RK_MIN(experts, RK_MOE_TOP_K_MAX));
     rk_expect_tensor(check, "ids", args->ids, RK_DTYPE_I32, RK_DIMS(tokens, top_k));
-    rk_expect_optional(check, "bias", args->bias, stat, RK_DIMS(experts));
+    rk_expect_optional(check, "bias", args->bias, args->bias.dtype, RK_DIMS(args->bias.shape[0], experts));
     rk_expect_optional(check, "given", args->given, RK_DTYPE_I32, RK_DIMS(tokens, top_k));
     rk_expect_optional(check, "chosen", args->chosen, RK_DTYPE_I16, RK_DIMS(tokens, top_k));
     rk_expect(check, args->num_groups >= 1 && experts % RK_MAX(args->num_groups, 1) == 0,

@@ -78,7 +78,7 @@ struct rk_moe_route_args {
     rk_tensor_t ids;    /* I32 [T, K], K up to RK_MOE_TOP_K_MAX */
     rk_tensor_t probs;  /* stat [T, K] */
     rk_tensor_t logits; /* stat [T, E], E up to RK_MOE_EXPERTS_MAX */
-    rk_tensor_t bias;   /* none, or stat [E] */
+    rk_tensor_t bias;   /* none, or [P, E] of any float dtype: its value is the sum of the P rows, in stat */
     rk_tensor_t given;  /* none, or I32 [T, K]: the ids to use, independent of the scores (replay); an id
                          * below 0 means no expert: prob 0 */
     rk_tensor_t chosen; /* none, or I16 [T, K], rows of any stride: receives the choice by s + bias, also with

@@ -76,6 +76,15 @@ struct rk_status *rk_linear_fwd(const struct rk_pass *pass, const struct rk_weig
     return rk_gemm(pass->stream, &args);
 }
 
+struct rk_status *rk_linear_swiglu_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
+                                       rk_tensor_t x, rk_tensor_t gate_up, rk_tensor_t y)
+{
+    struct rk_gemm_args args = fwd_args(pass, weight, x, gate_up);
+
+    args.swiglu = y;
+    return rk_gemm(pass->stream, &args);
+}
+
 struct rk_status *rk_linear_bwd_weight(const struct rk_pass *pass, const struct rk_weight *weight,
                                        rk_tensor_t x, rk_tensor_t dy)
 {
@@ -120,13 +129,10 @@ struct rk_status *rk_linear_column_swiglu_fwd(const struct rk_pass *pass, const 
                                               rk_tensor_t x, rk_tensor_t gate_up, rk_tensor_t y)
 {
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
-    struct rk_gemm_args args;
     rk_tensor_t tokens;
 
     RK_TRY(rk_sp_gather(pass, x, &tokens));
-    args = fwd_args(pass, weight, tokens, gate_up);
-    args.swiglu = y;
-    RK_TRY(rk_gemm(pass->stream, &args));
+    RK_TRY(rk_linear_swiglu_fwd(pass, weight, tokens, gate_up, y));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }

@@ -17,21 +17,12 @@ static struct rk_moe_route_args route_args(const struct rk_moe *moe, const struc
     };
 }
 
-/* The correction bias in the dtype of scores: the sum of its parts, which is exact. */
-static struct rk_status *join_bias(const struct rk_pass *pass, const struct rk_moe *moe,
-                                   struct rk_moe_route_args *args)
+/* The parts of the correction bias, whose sum is exact in the dtype of scores. */
+static rk_tensor_t bias_parts(const struct rk_pass *pass, const struct rk_moe *moe)
 {
     rk_tensor_t parts = rk_weight_value(pass, &moe->bias);
-    int64_t experts = moe->config.num_experts;
 
-    RK_TRY(rk_step_1d(pass->arena, &args->bias, pass->stat_dtype, experts));
-    for (int64_t part = 0; part < RK_PARAM_WIDE_PARTS; part++)
-        RK_TRY(rk_axpby(pass->stream,
-                        &(struct rk_axpby_args){.y = args->bias,
-                                                .x = rk_tensor_rows(parts, part * experts, experts),
-                                                .alpha = 1,
-                                                .beta = part > 0 ? 1.0f : 0.0f}));
-    return NULL;
+    return rk_tensor_2d(parts.data, parts.dtype, RK_PARAM_WIDE_PARTS, moe->config.num_experts);
 }
 
 /* The experts that the pass gives; none: the router chooses. */
@@ -59,17 +50,14 @@ struct rk_status *rk_moe_choose(const struct rk_pass *pass, const struct rk_bloc
                                 const struct rk_moe_saved *saved, rk_tensor_t probs)
 {
     const struct rk_moe *moe = block->own;
-    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
     struct rk_moe_route_args args = route_args(moe, saved, probs);
 
     RK_TRY(rk_linear_fwd(pass, &moe->router, x, saved->logits));
     if (moe->config.has_correction_bias)
-        RK_TRY(join_bias(pass, moe, &args));
+        args.bias = bias_parts(pass, moe);
     args.given = given_routes(pass, block);
     args.chosen = chosen_routes(pass, block);
-    RK_TRY(rk_moe_route(pass->stream, &args));
-    rk_step_arena_release(pass->arena, mark);
-    return NULL;
+    return rk_moe_route(pass->stream, &args);
 }
 
 /* The gradient of a narrow product in full precision; dx +=. */

@@ -42,18 +42,28 @@ struct rk_status *rk_moe_shared_fwd_begin(struct rk_moe_shared_run *run)
     return rk_activation_make(run->pass, run->block, RK_MOE_SHARED_OUT, &run->part);
 }
 
+/* The projection and its activation: fused when no backward pass follows and there is no gate. */
+static struct rk_status *project(const struct rk_pass *pass, const struct rk_moe *moe, rk_tensor_t x,
+                                 const struct rk_moe_saved *saved, rk_tensor_t activated)
+{
+    rk_tensor_t gate_up = saved->shared_gate_up;
+
+    if (!pass->keeps_activations && !moe->config.has_shared_gate)
+        return rk_linear_swiglu_fwd(pass, &moe->shared.gate_up, x, gate_up, activated);
+    RK_TRY(rk_linear_fwd(pass, &moe->shared.gate_up, x, gate_up));
+    return rk_swiglu_fwd(pass->stream, &(struct rk_swiglu_fwd_args){.y = activated,
+                                                                    .gate = gate_of(moe, gate_up),
+                                                                    .up = up_of(moe, gate_up),
+                                                                    .probs = as_list(saved->shared_prob)});
+}
+
 struct rk_status *rk_moe_shared_fwd_run(void *user)
 {
     const struct rk_moe_shared_run *run = user;
     const struct rk_moe *moe = run->block->own;
     const struct rk_moe_saved *saved = run->saved;
 
-    RK_TRY(rk_linear_fwd(run->pass, &moe->shared.gate_up, run->x, saved->shared_gate_up));
-    RK_TRY(rk_swiglu_fwd(run->pass->stream,
-                         &(struct rk_swiglu_fwd_args){.y = run->activated,
-                                                      .gate = gate_of(moe, saved->shared_gate_up),
-                                                      .up = up_of(moe, saved->shared_gate_up),
-                                                      .probs = as_list(saved->shared_prob)}));
+    RK_TRY(project(run->pass, moe, run->x, saved, run->activated));
     return rk_linear_fwd(run->pass, &moe->shared.down, run->activated, run->part);
 }
 

@@ -185,12 +185,15 @@ struct rk_status *rk_linear_bwd_weight(const struct rk_pass *pass, const struct 
                                        rk_tensor_t x, rk_tensor_t dy) RK_NODISCARD;
 struct rk_status *rk_linear_bwd_input(const struct rk_pass *pass, const struct rk_weight *weight,
                                       rk_tensor_t dy, rk_tensor_t dx) RK_NODISCARD;
+/* y = silu(gate) * up of the GEMM's output [gate; up], which is not saved: gate_up is undefined
+ * afterwards. */
+struct rk_status *rk_linear_swiglu_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
+                                       rk_tensor_t x, rk_tensor_t gate_up, rk_tensor_t y) RK_NODISCARD;
 /* Column-parallel, from the residual stream to all tokens: x and dx have num_rows rows, y and dy
  * num_tokens. */
 struct rk_status *rk_linear_column_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
                                        rk_tensor_t x, rk_tensor_t y) RK_NODISCARD;
-/* y = silu(gate) * up of the GEMM's output [gate; up], which is not saved: gate_up is undefined
- * afterwards. */
+/* rk_linear_swiglu_fwd of these. */
 struct rk_status *rk_linear_column_swiglu_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
                                               rk_tensor_t x, rk_tensor_t gate_up, rk_tensor_t y) RK_NODISCARD;
 /* dx must not alias x or dy. */

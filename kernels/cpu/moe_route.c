@@ -75,12 +75,21 @@ static void keep_groups(double *choice, double *groups, const struct rk_moe_rout
     }
 }
 
+static double bias_of(const struct rk_moe_route_args *args, int64_t expert)
+{
+    double sum = 0.0;
+
+    for (int64_t part = 0; args->bias.data && part < args->bias.shape[0]; part++)
+        sum += rk_cpu_load_one(args->bias, part, expert);
+    return sum;
+}
+
 static void choose(int32_t *ids, const double *scores, double *choice, const struct rk_moe_route_args *args)
 {
     int64_t experts = args->logits.shape[1];
 
     for (int64_t e = 0; e < experts; e++)
-        choice[e] = scores[e] + (args->bias.data ? rk_cpu_load_one(args->bias, e, 0) : 0.0);
+        choice[e] = scores[e] + bias_of(args, e);
     if (args->num_groups > 1)
         keep_groups(choice, choice + experts, args);
     for (int64_t k = 0; k < args->ids.shape[1]; k++)

@@ -165,16 +165,26 @@ static struct rk_moe_route_args route_args(struct kt *kt, const struct route_cas
     if (c->is_captured)
         args.chosen = columns_for_choices(kt, c);
     if (c->has_bias)
-        args.bias = kt_randomize(kt, kt_zeros_1d(kt, dtype, c->experts), 0.2);
+        args.bias = kt_randomize(
+            kt, kt_zeros_2d(kt, dtype == RK_DTYPE_F64 ? dtype : RK_DTYPE_BF16, 3, c->experts), 0.1);
     if (c->is_given)
         args.given = given_ids(kt, c);
     return args;
 }
 
+static const double *sum_of_parts(struct kt *kt, rk_tensor_t parts)
+{
+    double *sum = kt_read(kt, parts);
+
+    for (int64_t i = parts.shape[1]; i < rk_tensor_num_elements(parts); i++)
+        sum[i % parts.shape[1]] += sum[i];
+    return sum;
+}
+
 static void run_route(struct kt *kt, const struct route_case *c, rk_dtype_t dtype)
 {
     struct rk_moe_route_args args = route_args(kt, c, dtype);
-    const double *logits = kt_read(kt, args.logits), *bias = c->has_bias ? kt_read(kt, args.bias) : NULL;
+    const double *logits = kt_read(kt, args.logits), *bias = c->has_bias ? sum_of_parts(kt, args.bias) : NULL;
     double *probs = kt_scratch(kt, c->tokens * c->top_k);
     int32_t *actual, ids[256];
 

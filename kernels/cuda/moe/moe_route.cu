@@ -18,11 +18,13 @@ constexpr unsigned ALL = 0xffffffff;
 struct route_args {
     int32_t *ids;
     float *probs;
-    const float *logits, *bias;
+    const float *logits;
+    const void *bias; /* [bias_parts, experts], or NULL */
+    rk_dtype_t bias_dtype;
     const int32_t *given;
     int16_t *chosen;
     int64_t num_tokens, logits_stride, ids_stride, probs_stride, given_stride, chosen_stride;
-    int experts, top_k, num_groups, topk_groups;
+    int experts, top_k, num_groups, topk_groups, bias_parts;
     bool is_sigmoid, normalizes;
     float scale;
 };
@@ -140,13 +142,34 @@ __device__ void keep_groups(float *choice, float *groups, const route_args &args
     __syncwarp();
 }
 
+template <class T> __device__ __forceinline__ float sum_parts(const route_args &args, int expert)
+{
+    float sum = 0.0f;
+
+    for (int part = 0; part < args.bias_parts; part++)
+        sum += rk_widen<float>(((const T *)args.bias)[part * args.experts + expert]);
+    return sum;
+}
+
+__device__ __forceinline__ float bias_of(const route_args &args, int expert)
+{
+    switch (args.bias_dtype) {
+    case RK_DTYPE_BF16:
+        return sum_parts<rk_bf16>(args, expert);
+    case RK_DTYPE_F16:
+        return sum_parts<__half>(args, expert);
+    default:
+        return sum_parts<float>(args, expert);
+    }
+}
+
 /* Called by the token's warp: lane k returns the k-th choice. */
 __device__ int choose(const float *scores, float *choice, const route_args &args)
 {
     int lane = threadIdx.x % 32, own = -1;
 
     for (int e = lane; e < args.experts; e += 32)
-        choice[e] = scores[e] + (args.bias ? args.bias[e] : 0.0f);
+        choice[e] = scores[e] + (args.bias ? bias_of(args, e) : 0.0f);
     __syncwarp();
     if (args.num_groups > 1)
         keep_groups(choice, choice + args.experts, args);
@@ -185,6 +208,7 @@ __global__ void __launch_bounds__(WARPS * 32) moe_route_kernel(route_args args)
     int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     int lane = threadIdx.x % 32, id = -1;
 
+    rk_wait_for_stream();
     if (t >= args.num_tokens)
         return;
     score(scores, args, t);
@@ -211,6 +235,7 @@ __global__ void __launch_bounds__(WARPS * 32) moe_route_bwd_kernel(route_bwd_arg
     int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     int lane = threadIdx.x % 32, id = -1;
 
+    rk_wait_for_stream();
     if (t >= fwd.num_tokens)
         return;
     score(scores, fwd, t);
@@ -244,7 +269,9 @@ route_args args_of(const struct rk_moe_route_args *args)
     route.ids = (int32_t *)args->ids.data;
     route.probs = (float *)args->probs.data;
     route.logits = (const float *)args->logits.data;
-    route.bias = (const float *)args->bias.data;
+    route.bias = args->bias.data;
+    route.bias_dtype = args->bias.dtype;
+    route.bias_parts = (int)args->bias.shape[0];
     route.given = (const int32_t *)args->given.data;
     route.chosen = (int16_t *)args->chosen.data;
     route.num_tokens = args->logits.shape[0];
@@ -280,7 +307,9 @@ extern "C" struct rk_status *rk_cuda_op_moe_route(void *dev, void *stream,
     if (args->logits.dtype != RK_DTYPE_F32)
         return rk_no_dtype("moe_route", args->logits.dtype);
     RK_TRY(rk_check_grid("moe_route", blocks));
-    moe_route_kernel<<<(unsigned)blocks, WARPS * 32, shared_bytes(route), rk_stream_of(stream)>>>(route);
+    rk_launch({(const struct rk_cuda_stream *)stream, dim3((unsigned)blocks), dim3(WARPS * 32),
+               shared_bytes(route)},
+              moe_route_kernel, route);
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "moe_route");
 }
 
@@ -295,7 +324,8 @@ extern "C" struct rk_status *rk_cuda_op_moe_route_bwd(void *dev, void *stream,
     if (args->fwd.logits.dtype != RK_DTYPE_F32)
         return rk_no_dtype("moe_route_bwd", args->fwd.logits.dtype);
     RK_TRY(rk_check_grid("moe_route_bwd", blocks));
-    moe_route_bwd_kernel<<<(unsigned)blocks, WARPS * 32, shared_bytes(route.fwd), rk_stream_of(stream)>>>(
-        route);
+    rk_launch({(const struct rk_cuda_stream *)stream, dim3((unsigned)blocks), dim3(WARPS * 32),
+               shared_bytes(route.fwd)},
+              moe_route_bwd_kernel, route);
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "moe_route_bwd");
 }

@@ -2,7 +2,7 @@
  *
  * Work split   Sort: one block per expert reads all choices, counts those of smaller experts and assigns
  *              places to its own, 1024 choices at a time. Combine: one block per token, one thread per pack
- *              of 8 columns.
+ *              of 8 columns, with the loads of up to four rows in flight.
  *
  * Traffic      Sort: 4 bytes a choice and expert, from L2: 65,536 choices of 128 experts are 34 MB. Combine:
  *              the rows are read once, the sums written once.
@@ -69,6 +69,7 @@ __global__ void __launch_bounds__(SORT_THREADS) moe_sort_kernel(sort_args args)
     __shared__ int shared[SORT_WARPS];
     int index = (int)blockIdx.x, expert = args.first + index, count = 0, end;
 
+    rk_wait_for_stream();
     for (int i = threadIdx.x; i < args.num_choices; i += SORT_THREADS) {
         int id = args.ids[i];
 
@@ -97,53 +98,71 @@ template <class T> struct combine_args {
     bool aligned;
 };
 
-/* Called by one thread: the rows of a token's choices in ascending experts; returns their number. */
-template <class T>
-__device__ int sort_choices(int32_t *rows, int32_t *sorted, const combine_args<T> &args, int64_t t)
+/* Called by one warp, a choice a lane: the rows of a token's choices in ascending experts; returns their
+ * number. */
+template <class T> __device__ int sort_choices(int32_t *rows, const combine_args<T> &args, int64_t t)
 {
-    int count = 0;
+    int lane = threadIdx.x, id = 0, row = -1, rank = 0;
+    bool exists;
+    unsigned all;
 
-    for (int k = 0; k < args.top_k; k++) {
-        int64_t i = t * args.top_k + k;
-        int at = count, id = args.ids[i], row = args.places ? args.places[i] : (int)i;
+    if (lane < args.top_k) {
+        int64_t i = t * args.top_k + lane;
 
-        if (row < 0 || row >= args.num_rows)
-            continue;
-        for (; at > 0 && sorted[at - 1] > id; at--) {
-            sorted[at] = sorted[at - 1];
-            rows[at] = rows[at - 1];
-        }
-        sorted[at] = id;
-        rows[at] = row;
-        count++;
+        id = args.ids[i];
+        row = args.places ? args.places[i] : (int)i;
     }
-    return count;
+    exists = row >= 0 && row < args.num_rows;
+    all = __ballot_sync(ALL, exists);
+    for (int k = 0; k < args.top_k; k++)
+        rank += __shfl_sync(ALL, id, k) < id && (all >> k & 1);
+    if (exists)
+        rows[rank] = row;
+    return __popc(all);
+}
+
+/* Adds the next `count` rows, all loads before the first sum. */
+template <int COUNT, class T>
+__device__ __forceinline__ void add_rows(rk_acc<T> (&sum)[RK_TILE_PACK], const int32_t *rows, int64_t col,
+                                         const combine_args<T> &args)
+{
+    rk_pack<T, RK_TILE_PACK> x[COUNT];
+
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        x[i] =
+            rk_load<RK_TILE_PACK>(args.x + rows[i] * args.x_stride + col, args.num_cols - col, args.aligned);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+#pragma unroll
+        for (int j = 0; j < RK_TILE_PACK; j++)
+            sum[j] += rk_widen<rk_acc<T>>(x[i].get(j));
+    }
 }
 
 template <class T>
 __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS) moe_combine_kernel(combine_args<T> args)
 {
-    typedef rk_acc<T> A;
-    __shared__ int32_t rows[RK_MOE_TOP_K_MAX], sorted[RK_MOE_TOP_K_MAX];
+    __shared__ int32_t rows[RK_MOE_TOP_K_MAX];
     __shared__ int count;
     int64_t t = blockIdx.x, step = (int64_t)RK_TILE_FLAT_THREADS * RK_TILE_PACK;
 
-    if (threadIdx.x == 0)
-        count = sort_choices(rows, sorted, args, t);
+    rk_wait_for_stream();
+    if (threadIdx.x < 32)
+        count = sort_choices(rows, args, t);
     __syncthreads(); /* the rows are written */
     for (int64_t col = (int64_t)threadIdx.x * RK_TILE_PACK; col < args.num_cols; col += step) {
         int64_t left = args.num_cols - col;
         rk_pack<T, RK_TILE_PACK> out;
-        A sum[RK_TILE_PACK] = {};
+        rk_acc<T> sum[RK_TILE_PACK] = {};
+        int i = 0;
 
-        for (int i = 0; i < count; i++) {
-            rk_pack<T, RK_TILE_PACK> x =
-                rk_load<RK_TILE_PACK>(args.x + rows[i] * args.x_stride + col, left, args.aligned);
-
-#pragma unroll
-            for (int j = 0; j < RK_TILE_PACK; j++)
-                sum[j] += rk_widen<A>(x.get(j));
-        }
+        for (; i + 4 <= count; i += 4)
+            add_rows<4>(sum, rows + i, col, args);
+        for (; i + 2 <= count; i += 2)
+            add_rows<2>(sum, rows + i, col, args);
+        for (; i < count; i++)
+            add_rows<1>(sum, rows + i, col, args);
 #pragma unroll
         for (int j = 0; j < RK_TILE_PACK; j++)
             out.set(j, rk_narrow<T>(sum[j]));
@@ -151,7 +170,8 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS) moe_combine_kernel(combi
     }
 }
 
-template <class T> void launch_combine(cudaStream_t stream, const struct rk_moe_combine_args *args)
+template <class T>
+void launch_combine(const struct rk_cuda_stream *stream, const struct rk_moe_combine_args *args)
 {
     combine_args<T> combine = {(T *)args->y.data,
                                (const T *)args->x.data,
@@ -164,7 +184,8 @@ template <class T> void launch_combine(cudaStream_t stream, const struct rk_moe_
                                (int)args->ids.shape[1],
                                rk_rows_aligned(args->y) && rk_rows_aligned(args->x)};
 
-    moe_combine_kernel<T><<<(unsigned)args->y.shape[0], RK_TILE_FLAT_THREADS, 0, stream>>>(combine);
+    rk_launch({stream, dim3((unsigned)args->y.shape[0]), dim3(RK_TILE_FLAT_THREADS), 0},
+              moe_combine_kernel<T>, combine);
 }
 
 } // namespace
@@ -180,7 +201,8 @@ extern "C" struct rk_status *rk_cuda_op_moe_sort(void *dev, void *stream, const 
                       (int)args->offsets.shape[0] - 1,
                       (int)args->first};
 
-    moe_sort_kernel<<<(unsigned)sort.experts, SORT_THREADS, 0, rk_stream_of(stream)>>>(sort);
+    rk_launch({(const struct rk_cuda_stream *)stream, dim3((unsigned)sort.experts), dim3(SORT_THREADS), 0},
+              moe_sort_kernel, sort);
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "moe_sort");
 }
 
@@ -188,6 +210,7 @@ extern "C" struct rk_status *rk_cuda_op_moe_combine(void *dev, void *stream,
                                                     const struct rk_moe_combine_args *args)
 {
     RK_TRY(rk_check_grid("moe_combine", args->y.shape[0]));
-    RK_FOR_DTYPE("moe_combine", args->x.dtype, T, launch_combine<T>(rk_stream_of(stream), args));
+    RK_FOR_DTYPE("moe_combine", args->x.dtype, T,
+                 launch_combine<T>((const struct rk_cuda_stream *)stream, args));
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "moe_combine");
 }
