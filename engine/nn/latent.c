@@ -13,18 +13,11 @@
  *
  * For the backward pass the results of the down-projections are kept, and queries if they are computed from
  * the hidden state; norms, rotations and tensors computed from latents (queries, keys, values) are
- * recomputed. Norms have a separate eps, 1e-6, as in transformers. Attention over a cache is in
- * latent_paged.c. */
+ * recomputed. Norms have a separate eps, 1e-6, as in transformers. Parameters and activations are declared in
+ * latent_declare.c; attention over a cache is in latent_paged.c. */
 #include "engine/nn/latent_internal.h"
 
-#include <math.h>
-
-#include "base/rk_assert.h"
-
 #define NORM_EPS 1e-6F
-
-/* Large enough for GEMMs that fill a GPU, and small compared with a cache. */
-#define EXPANDED_BYTES ((int64_t)256 << 20)
 
 struct saved {
     rk_tensor_t down; /* [rows, q_rank + width]: before norms and rotation */
@@ -33,159 +26,6 @@ struct saved {
     rk_tensor_t out; /* [T, heads, v_head_dim] */
     rk_tensor_t lse; /* [heads, T] */
 };
-
-/* Activations of the declaration. Some are computed once in each direction. */
-enum {
-    DOWN,
-    Q_RSTD,
-    KV_RSTD,
-    Q,
-    OUT,
-    LSE,
-    Q_LATENT,
-    LATENT,
-    Q_UP, /* forward */
-    Q_LATENT_AGAIN,
-    LATENT_AGAIN,
-    Q_UP_AGAIN, /* backward */
-    DOUT,
-    DQ,
-    DQ_LATENT,
-    DLATENT,
-    DDOWN,
-    DX,
-    NUM_ACTIVATIONS
-};
-_Static_assert(NUM_ACTIVATIONS <= RK_BLOCK_MAX_ACTIVATIONS, "a declaration holds them");
-
-/* --- declaration --- */
-
-static struct rk_activation_decl tokens(const char *name, rk_activation_life_t life, int64_t columns)
-{
-    return (struct rk_activation_decl){.name = name, .life = life, .columns = columns};
-}
-
-static struct rk_activation_decl rows(const char *name, rk_activation_life_t life, int64_t columns)
-{
-    return (struct rk_activation_decl){.name = name, .life = life, .of_rows = true, .columns = columns};
-}
-
-static struct rk_activation_decl statistic(const char *name, bool of_rows, int64_t columns)
-{
-    return (struct rk_activation_decl){
-        .name = name, .life = RK_ACTIVATION_KEPT, .is_stat = true, .of_rows = of_rows, .columns = columns};
-}
-
-static void declare_shapes(struct rk_block *block, const struct rk_model_config *config)
-{
-    const struct rk_latent *latent = block->own;
-    int64_t heads = latent->num_heads, width = rk_latent_width(latent), q_rank = latent->q_rank;
-    int64_t q_columns = heads * rk_latent_head_dim(latent), out_columns = heads * latent->v_head_dim;
-    struct rk_block_decl *decl = &block->decl;
-    struct rk_activation_decl *list = decl->activations;
-
-    decl->rope = rk_rope_of_config(config);
-    decl->rope.width = latent->rope;
-    decl->rope.is_interleaved = latent->is_interleaved;
-    decl->num_caches = 1;
-    decl->caches[0] = (struct rk_cache_decl){"latent", 1, width};
-    decl->num_activations = NUM_ACTIVATIONS;
-    list[DOWN] = rows("down", RK_ACTIVATION_SAVED, q_rank + width);
-    list[Q_RSTD] = statistic("q_rstd", true, q_rank ? 1 : 0);
-    list[KV_RSTD] = statistic("kv_rstd", true, 1);
-    list[Q] = tokens("q", RK_ACTIVATION_SAVED, q_rank ? 0 : q_columns);
-    list[OUT] = tokens("out", RK_ACTIVATION_SAVED, out_columns);
-    list[LSE] = statistic("lse", false, heads);
-    list[Q_LATENT] = rows("q_latent", RK_ACTIVATION_FORWARD, q_rank);
-    list[LATENT] = rows("latent", RK_ACTIVATION_FORWARD, width);
-    list[Q_UP] = tokens("q_up", RK_ACTIVATION_FORWARD, q_rank ? q_columns : 0);
-    list[Q_LATENT_AGAIN] = rows("q_latent_again", RK_ACTIVATION_BACKWARD, q_rank);
-    list[LATENT_AGAIN] = rows("latent_again", RK_ACTIVATION_BACKWARD, width);
-    list[Q_UP_AGAIN] = tokens("q_up_again", RK_ACTIVATION_BACKWARD, q_rank ? q_columns : 0);
-    list[DOUT] = tokens("dout", RK_ACTIVATION_BACKWARD, out_columns);
-    list[DQ] = tokens("dq", RK_ACTIVATION_BACKWARD, q_columns);
-    list[DQ_LATENT] = rows("dq_latent", RK_ACTIVATION_BACKWARD, q_rank);
-    list[DLATENT] = rows("dlatent", RK_ACTIVATION_BACKWARD, width);
-    list[DDOWN] = rows("ddown", RK_ACTIVATION_BACKWARD, q_rank + width);
-    list[DX] = rows("dx", RK_ACTIVATION_BACKWARD, q_rank ? 0 : config->hidden_size);
-}
-
-static int64_t add(struct rk_param_table *params, const struct rk_block_site *site,
-                   const struct rk_param_spec *spec, const char *name)
-{
-    return rk_params_add(params, spec, "model.layers.%lld.%s.%s.weight", (long long)site->layer, site->module,
-                         name);
-}
-
-/* Declares a replicated weight that is applied to the rank's rows of the residual stream. */
-static struct rk_weight add_whole(struct rk_param_table *params, const struct rk_block_site *site,
-                                  const char *name, int64_t num_rows, int64_t cols, uint32_t flags)
-{
-    struct rk_param_spec spec = {
-        .rows = num_rows, .cols = cols, .split_dim = -1, .flags = flags, .sees_rows = true};
-
-    return (struct rk_weight){.param = add(params, site, &spec, name), .rows = num_rows, .cols = cols};
-}
-
-/* Declares rows of all heads, split over the ranks by heads. */
-static struct rk_weight add_up(struct rk_param_table *params, const struct rk_block_site *site,
-                               const char *name, int64_t head_columns, int64_t cols)
-{
-    struct rk_param_spec spec = {.rows = site->config->num_heads * head_columns, .cols = cols};
-
-    return (struct rk_weight){
-        .param = add(params, site, &spec, name), .rows = spec.rows / rk_params_tp_size(params), .cols = cols};
-}
-
-static void declare_weights(struct rk_latent *latent, struct rk_param_table *params,
-                            const struct rk_block_site *site)
-{
-    int64_t hidden = site->config->hidden_size, head_dim = rk_latent_head_dim(latent);
-    int64_t width = rk_latent_width(latent), q_rank = latent->q_rank;
-    struct rk_param_spec o = {
-        .rows = hidden, .cols = site->config->num_heads * latent->v_head_dim, .split_dim = 1};
-    struct rk_weight kv_a;
-
-    if (q_rank > 0)
-        latent->down = add_whole(params, site, "q_a_proj", q_rank, hidden, 0);
-    kv_a = add_whole(params, site, "kv_a_proj_with_mqa", width, hidden, q_rank > 0 ? RK_PARAM_FUSED : 0);
-    if (q_rank == 0)
-        latent->down = kv_a;
-    latent->down.rows = q_rank + width;
-    if (q_rank > 0)
-        latent->q_norm = add_whole(params, site, "q_a_layernorm", q_rank, 0, 0);
-    latent->kv_norm = add_whole(params, site, "kv_a_layernorm", latent->kv_rank, 0, 0);
-    latent->q = q_rank > 0 ? add_up(params, site, "q_b_proj", head_dim, q_rank)
-                           : add_up(params, site, "q_proj", head_dim, hidden);
-    latent->kv = add_up(params, site, "kv_b_proj", rk_latent_kv_dim(latent), latent->kv_rank);
-    latent->o = (struct rk_weight){.param = add(params, site, &o, "o_proj"),
-                                   .rows = hidden,
-                                   .cols = latent->num_heads * latent->v_head_dim};
-}
-
-static struct rk_status *latent_declare(struct rk_block *block, struct rk_param_table *params,
-                                        const struct rk_block_site *site)
-{
-    const struct rk_model_config *config = site->config;
-    const struct rk_latent_config *shape = &config->latent;
-    struct rk_latent *latent = block->own;
-    double factor = config->rope_scaling.type == RK_ROPE_YARN ? config->rope_scaling.softmax_factor : 1.0;
-
-    RK_ASSERT(shape->kv_lora_rank > 0);
-    RK_TRY(rk_params_check_divides(params, "num_attention_heads", config->num_heads));
-    latent->num_heads = config->num_heads / rk_params_tp_size(params);
-    latent->q_rank = shape->q_lora_rank;
-    latent->kv_rank = shape->kv_lora_rank;
-    latent->nope = shape->qk_nope_head_dim;
-    latent->rope = shape->qk_rope_head_dim;
-    latent->v_head_dim = shape->v_head_dim;
-    latent->is_interleaved = shape->rope_interleave;
-    latent->scale = (float)(factor / sqrt((double)rk_latent_head_dim(latent)));
-    latent->expanded_bytes = EXPANDED_BYTES;
-    declare_weights(latent, params, site);
-    declare_shapes(block, config);
-    return NULL;
-}
 
 /* --- functions of both directions --- */
 
@@ -390,20 +230,20 @@ static struct rk_status *make_saved(const struct rk_pass *pass, const struct rk_
     rk_tensor_t attended;
 
     *saved = (struct saved){0};
-    RK_TRY(rk_activation_make(pass, block, DOWN, &saved->down));
-    RK_TRY(rk_activation_make(pass, block, OUT, &attended));
+    RK_TRY(rk_activation_make(pass, block, RK_LATENT_DOWN, &saved->down));
+    RK_TRY(rk_activation_make(pass, block, RK_LATENT_OUT, &attended));
     saved->out = heads_of(latent, attended);
     if (latent->q_rank == 0)
-        RK_TRY(rk_activation_make(pass, block, Q, &saved->q));
+        RK_TRY(rk_activation_make(pass, block, RK_LATENT_Q, &saved->q));
     if (!pass->keeps_activations)
         return NULL;
-    RK_TRY(rk_activation_make(pass, block, LSE, &saved->lse));
+    RK_TRY(rk_activation_make(pass, block, RK_LATENT_LSE, &saved->lse));
     saved->lse = rk_tensor_2d(saved->lse.data, pass->stat_dtype, latent->num_heads, pass->num_tokens);
-    RK_TRY(rk_activation_make(pass, block, KV_RSTD, &saved->kv_rstd));
+    RK_TRY(rk_activation_make(pass, block, RK_LATENT_KV_RSTD, &saved->kv_rstd));
     saved->kv_rstd = rk_tensor_1d(saved->kv_rstd.data, pass->stat_dtype, pass->num_rows);
     if (latent->q_rank == 0)
         return NULL;
-    RK_TRY(rk_activation_make(pass, block, Q_RSTD, &saved->q_rstd));
+    RK_TRY(rk_activation_make(pass, block, RK_LATENT_Q_RSTD, &saved->q_rstd));
     saved->q_rstd = rk_tensor_1d(saved->q_rstd.data, pass->stat_dtype, pass->num_rows);
     return NULL;
 }
@@ -433,10 +273,10 @@ static struct rk_status *latent_forward(struct rk_pass *pass, const struct rk_bl
     mark = rk_step_arena_mark(pass->arena);
     q = saved->q;
     if (latent->q_rank > 0) {
-        RK_TRY(rk_activation_make(pass, block, Q_LATENT, &q_latent));
-        RK_TRY(rk_activation_make(pass, block, Q_UP, &q));
+        RK_TRY(rk_activation_make(pass, block, RK_LATENT_Q_LATENT, &q_latent));
+        RK_TRY(rk_activation_make(pass, block, RK_LATENT_Q_UP, &q));
     }
-    RK_TRY(rk_activation_make(pass, block, LATENT, &own));
+    RK_TRY(rk_activation_make(pass, block, RK_LATENT_LATENT, &own));
     RK_TRY(rk_linear_fwd(pass, &latent->down, x, saved->down));
     RK_TRY(make_queries(pass, block, saved, x, q_latent, q));
     RK_TRY(make_latents(pass, block, saved, own, &latents));
@@ -537,13 +377,13 @@ static struct rk_status *down_bwd(const struct rk_pass *pass, const struct rk_bl
     rk_tensor_t part;
 
     if (latent->q_rank > 0) {
-        RK_TRY(rk_activation_make(pass, block, DQ_LATENT, &part));
+        RK_TRY(rk_activation_make(pass, block, RK_LATENT_DQ_LATENT, &part));
         RK_TRY(rk_linear_column_bwd(pass, &latent->q, again->q_latent, again->dq, part));
         RK_TRY(normalise_bwd(pass, &latent->q_norm, part, q_part(latent, saved->down), saved->q_rstd,
                              q_part(latent, again->ddown)));
         return rk_linear_bwd(pass, &latent->down, x, again->ddown, dx);
     }
-    RK_TRY(rk_activation_make(pass, block, DX, &part));
+    RK_TRY(rk_activation_make(pass, block, RK_LATENT_DX, &part));
     RK_TRY(rk_linear_bwd(pass, &latent->down, x, again->ddown, part));
     RK_TRY(rk_linear_column_bwd(pass, &latent->q, x, again->dq, dx));
     return rk_axpby(pass->stream, &(struct rk_axpby_args){.y = dx, .x = part, .alpha = 1, .beta = 1});
@@ -558,10 +398,10 @@ static struct rk_status *make_again(const struct rk_pass *pass, const struct rk_
 
     again->q = saved->q;
     if (latent->q_rank > 0) {
-        RK_TRY(rk_activation_make(pass, block, Q_UP_AGAIN, &again->q));
+        RK_TRY(rk_activation_make(pass, block, RK_LATENT_Q_UP_AGAIN, &again->q));
         RK_TRY(make_queries(pass, block, saved, x, again->q_latent, again->q));
     }
-    RK_TRY(rk_activation_make(pass, block, LATENT_AGAIN, &own));
+    RK_TRY(rk_activation_make(pass, block, RK_LATENT_LATENT_AGAIN, &own));
     return make_latents(pass, block, saved, own, &again->latents);
 }
 
@@ -575,13 +415,13 @@ static struct rk_status *latent_backward(struct rk_pass *pass, const struct rk_b
     struct rk_step_mark mark;
     rk_tensor_t drows;
 
-    RK_TRY(rk_activation_make(pass, block, DQ, &again.dq));
-    RK_TRY(rk_activation_make(pass, block, DLATENT, &drows));
-    RK_TRY(rk_activation_make(pass, block, DDOWN, &again.ddown));
+    RK_TRY(rk_activation_make(pass, block, RK_LATENT_DQ, &again.dq));
+    RK_TRY(rk_activation_make(pass, block, RK_LATENT_DLATENT, &drows));
+    RK_TRY(rk_activation_make(pass, block, RK_LATENT_DDOWN, &again.ddown));
     if (latent->q_rank > 0)
-        RK_TRY(rk_activation_make(pass, block, Q_LATENT_AGAIN, &again.q_latent));
+        RK_TRY(rk_activation_make(pass, block, RK_LATENT_Q_LATENT_AGAIN, &again.q_latent));
     mark = rk_step_arena_mark(pass->arena);
-    RK_TRY(rk_activation_make(pass, block, DOUT, &again.dattended));
+    RK_TRY(rk_activation_make(pass, block, RK_LATENT_DOUT, &again.dattended));
     RK_TRY(rk_linear_row_bwd(pass, &latent->o, rk_tensor_merge_cols(saved->out), dout, again.dattended));
     RK_TRY(make_again(pass, block, saved, x, &again));
     RK_TRY(rk_sp_begin_sum(pass, drows, &again.dlatents));
@@ -599,7 +439,7 @@ const struct rk_block_ops rk_block_latent = {
     .abi = RK_BLOCK_ABI,
     .block_bytes = sizeof(struct rk_latent),
     .saved_bytes = sizeof(struct saved),
-    .declare = latent_declare,
+    .declare = rk_latent_declare,
     .forward = latent_forward,
     .backward = latent_backward,
 };

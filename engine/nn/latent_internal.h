@@ -33,6 +33,34 @@ static inline int64_t rk_latent_kv_dim(const struct rk_latent *latent)
     return latent->nope + latent->v_head_dim;
 }
 
+/* Activations of the declaration. Some are computed once in each direction. */
+enum {
+    RK_LATENT_DOWN,
+    RK_LATENT_Q_RSTD,
+    RK_LATENT_KV_RSTD,
+    RK_LATENT_Q,
+    RK_LATENT_OUT,
+    RK_LATENT_LSE,
+    RK_LATENT_Q_LATENT,
+    RK_LATENT_LATENT,
+    RK_LATENT_Q_UP, /* forward */
+    RK_LATENT_Q_LATENT_AGAIN,
+    RK_LATENT_LATENT_AGAIN,
+    RK_LATENT_Q_UP_AGAIN, /* backward */
+    RK_LATENT_DOUT,
+    RK_LATENT_DQ,
+    RK_LATENT_DQ_LATENT,
+    RK_LATENT_DLATENT,
+    RK_LATENT_DDOWN,
+    RK_LATENT_DX,
+    RK_LATENT_NUM_ACTIVATIONS
+};
+_Static_assert(RK_LATENT_NUM_ACTIVATIONS <= RK_BLOCK_MAX_ACTIVATIONS, "a declaration holds them");
+
+/* latent_declare.c */
+struct rk_status *rk_latent_declare(struct rk_block *block, struct rk_param_table *params,
+                                    const struct rk_block_site *site) RK_NODISCARD;
+
 /* The up-projection of `latents` [n, width] for `num_heads` heads from `first` on, in the arena: [n,
  * num_heads * kv_dim]. */
 struct rk_status *rk_latent_expand(const struct rk_pass *pass, const struct rk_latent *latent,
