@@ -1,4 +1,5 @@
-/* The call object, shared by rpc_server.c (G: arrival, events) and rpc_call.c (L: everything else). */
+/* The call object, shared by rpc_server.c (G: arrival, events), rpc_arrival.c (L: admission) and
+ * rpc_call.c (L: everything else). */
 #ifndef RK_CALL_INTERNAL_H
 #define RK_CALL_INTERNAL_H
 
@@ -72,6 +73,8 @@ struct rk_server {
     _Atomic int64_t queue_seen_ns; /* G writes */
 };
 
+/* The status of calls that a shutdown refuses or ends; the service manager may restart the daemon. */
+struct rk_status *rk_call_fail_shutdown(void) RK_NODISCARD;
 /* L: the call has arrived / a batch has come back. */
 void rk_call_on_arrival(struct rk_loop_event *event);
 void rk_call_on_batch(struct rk_loop_event *event);
