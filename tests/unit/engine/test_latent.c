@@ -8,17 +8,12 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_rng.h"
 #include "engine/model/model_internal.h"
 #include "engine/nn/latent_internal.h"
-#include "engine/rk_rollout.h"
 #include "engine/rk_train.h"
-#include "tests/support/models.h"
+#include "tests/support/answers.h"
 
-#define VOCAB_SIZE   61
-#define NUM_REQUESTS 5
-#define MAX_LEN      96
-#define NUM_TOKENS   64 /* every tensor of a pass is a multiple of what the arena aligns to */
+enum { VOCAB_SIZE = RK_TEST_VOCAB_SIZE, NUM_TOKENS = RK_TEST_PACKED_TOKENS, MAX_LEN = RK_TEST_MAX_LEN };
 
 /* The first layer has an MLP, the others experts. Products of the expanded form are fewer from 15 tokens a
  * sequence on. */
@@ -76,19 +71,6 @@ static void test_cache_is_one_tensor_of_the_latent(void **state)
     rk_test_model_close(&test);
 }
 
-static void fill_packed(struct rk_packed *packed, int32_t *ids)
-{
-    static const int32_t cu_seqlens[] = {0, 24, NUM_TOKENS};
-    int32_t *positions = ids + NUM_TOKENS, *labels = positions + NUM_TOKENS;
-
-    for (int32_t t = 0; t < NUM_TOKENS; t++) {
-        ids[t] = (7 * t + 3) % VOCAB_SIZE;
-        positions[t] = t < 24 ? t : t - 24;
-        labels[t] = (5 * t + 1) % VOCAB_SIZE;
-    }
-    *packed = (struct rk_packed){2, NUM_TOKENS, NUM_TOKENS - 24, ids, positions, cu_seqlens, labels, NULL};
-}
-
 /* Bytes that a forward pass keeps for the backward pass. */
 static int64_t kept_bytes(const char *config)
 {
@@ -104,7 +86,7 @@ static int64_t kept_bytes(const char *config)
     size_t before;
     int64_t bytes;
 
-    fill_packed(&packed, ids);
+    rk_test_fill_packed(&packed, ids);
     assert_ok(rk_model_begin_packed(test.model, &memory, &pass, &packed));
     before = rk_step_arena_mark(memory.arena).live_bytes;
     assert_ok(rk_trunk_fwd(core, &core->chunks[0], &pass, (rk_tensor_t){0}, &out, &saved));
@@ -131,61 +113,6 @@ static void test_kept_activations_are_latents(void **state)
 
 /* --- attention over the cache --- */
 
-struct batch {
-    struct rk_rollout_request requests[NUM_REQUESTS];
-    struct rk_rollout_result results[NUM_REQUESTS];
-    int32_t prompts[NUM_REQUESTS][MAX_LEN], tokens[NUM_REQUESTS][MAX_LEN];
-    float log_probs[NUM_REQUESTS][MAX_LEN];
-};
-
-/* Lengths on both sides of the borders of blocks, and prompts that take the expanded form. */
-static void generate(struct rk_test_model *test, struct batch *b, int32_t max_num_seqs,
-                     int64_t max_num_batched_tokens)
-{
-    static const int32_t prompt_lens[NUM_REQUESTS] = {1, 15, 16, 17, 60};
-    const struct rk_rollout_config config = {.max_num_seqs = max_num_seqs,
-                                             .max_num_batched_tokens = max_num_batched_tokens};
-    struct rk_rollout *rollout;
-    struct rk_rng rng;
-
-    memset(b, 0, sizeof(*b));
-    rk_rng_init(&rng, 3, 2);
-    for (int i = 0; i < NUM_REQUESTS; i++) {
-        for (int32_t t = 0; t < prompt_lens[i]; t++)
-            b->prompts[i][t] = (int32_t)rk_rng_next_below(&rng, VOCAB_SIZE);
-        b->requests[i] = (struct rk_rollout_request){.prompt = b->prompts[i],
-                                                     .prompt_len = prompt_lens[i],
-                                                     .max_tokens = 4 + 3 * i,
-                                                     .temperature = 1,
-                                                     .top_p = 1,
-                                                     .seed = 11,
-                                                     .stream = (uint64_t)i};
-        b->results[i] = (struct rk_rollout_result){.tokens = b->tokens[i], .log_probs = b->log_probs[i]};
-    }
-    assert_ok(rk_rollout_create(&rollout, test->model, &config));
-    assert_ok(rk_rollout_generate(rollout, b->requests, NUM_REQUESTS, b->results, NULL));
-    rk_rollout_destroy(rollout);
-}
-
-/* Log-probs of the tokens of one answer, by a packed pass over prompt and answer. */
-static void recompute(struct rk_test_model *test, const struct batch *b, int i, double *out)
-{
-    int32_t prompt_len = b->requests[i].prompt_len, length = prompt_len + b->results[i].num_tokens;
-    int32_t tokens[2 * MAX_LEN], positions[2 * MAX_LEN], labels[2 * MAX_LEN];
-    const int32_t cu_seqlens[2] = {0, length};
-    double log_probs[2 * MAX_LEN];
-
-    for (int32_t p = 0; p < length; p++) {
-        tokens[p] = p < prompt_len ? b->prompts[i][p] : b->tokens[i][p - prompt_len];
-        positions[p] = p;
-        labels[p] = p + 1 >= prompt_len && p + 1 < length ? b->tokens[i][p + 1 - prompt_len] : RK_LABEL_NONE;
-    }
-    assert_ok(rk_model_forward(
-        test->model, &(struct rk_packed){1, length, length, tokens, positions, cu_seqlens, labels, NULL}, 1,
-        NULL, &(struct rk_head_arrays){.of = {log_probs}}));
-    memcpy(out, log_probs + prompt_len - 1, (size_t)b->results[i].num_tokens * sizeof(*out));
-}
-
 static void set_expanded_bytes(struct rk_test_model *test, int64_t bytes)
 {
     for (int64_t i = 0; i < test->model->core->num_blocks; i++) {
@@ -199,21 +126,12 @@ static void set_expanded_bytes(struct rk_test_model *test, int64_t bytes)
 static void check_strict(const char *config, rk_dtype_t dtype)
 {
     struct rk_test_model test = open_model(config, dtype, RK_NUMERICS_STRICT);
-    struct batch all, few;
+    struct rk_test_answers all, few;
 
-    generate(&test, &all, NUM_REQUESTS, 512);
+    rk_test_generate(&test, &all, 60, RK_TEST_NUM_REQUESTS, 512);
     set_expanded_bytes(&test, 1); /* a head at a time */
-    generate(&test, &few, 2, 7);
-    for (int i = 0; i < NUM_REQUESTS; i++) {
-        double log_probs[MAX_LEN];
-
-        assert_int_equal(all.results[i].num_tokens, 4 + 3 * i);
-        assert_memory_equal(all.tokens[i], few.tokens[i], sizeof(all.tokens[i]));
-        assert_memory_equal(all.log_probs[i], few.log_probs[i], sizeof(all.log_probs[i]));
-        recompute(&test, &all, i, log_probs);
-        for (int32_t t = 0; t < all.results[i].num_tokens; t++)
-            assert_true(all.log_probs[i][t] == (float)log_probs[t]);
-    }
+    rk_test_generate(&test, &few, 60, 2, 7);
+    rk_test_expect_packed_bits(&test, &all, &few);
     rk_test_model_close(&test);
 }
 
@@ -235,13 +153,13 @@ static void test_fast_generation_equals_packed_passes(void **state)
     (void)state;
     for (size_t c = 0; c < RK_ARRAY_LEN(configs); c++) {
         struct rk_test_model test = open_model(configs[c], RK_DTYPE_F64, RK_NUMERICS_FAST);
-        struct batch all;
+        struct rk_test_answers all;
 
-        generate(&test, &all, NUM_REQUESTS, 512);
-        for (int i = 0; i < NUM_REQUESTS; i++) {
+        rk_test_generate(&test, &all, 60, RK_TEST_NUM_REQUESTS, 512);
+        for (int i = 0; i < RK_TEST_NUM_REQUESTS; i++) {
             double log_probs[MAX_LEN];
 
-            recompute(&test, &all, i, log_probs);
+            rk_test_recompute(&test, &all, i, log_probs);
             for (int32_t t = 0; t < all.results[i].num_tokens; t++)
                 assert_below("log-prob", fabs(all.log_probs[i][t] - log_probs[t]),
                              1e-6 * (1 + fabs(log_probs[t])));
@@ -340,7 +258,7 @@ static double run_backward(struct rk_model *model)
     struct rk_packed packed;
     double loss;
 
-    fill_packed(&packed, ids);
+    rk_test_fill_packed(&packed, ids);
     assert_ok(rk_train_begin(model));
     assert_ok(rk_train_micro_batch(model, &(struct rk_train_micro){.packed = &packed,
                                                                    .temperature = 1,

@@ -9,18 +9,14 @@
 #include <sys/stat.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_rng.h"
 #include "base/rk_str.h"
 #include "engine/rk_checkpoint.h"
 #include "engine/rk_memory.h"
 #include "engine/rollout/rollout_internal.h"
 #include "tests/unit/engine/mixed_family.h"
-#include "tests/support/models.h"
+#include "tests/support/answers.h"
 
-#define VOCAB_SIZE   61
-#define NUM_LAYERS   5
-#define NUM_REQUESTS 5
-#define MAX_LEN      40
+#define NUM_LAYERS 5
 
 #define CONFIG(kv_heads, head_dim, more)                                                       \
     "{\"model_type\": \"mixed\", \"hidden_size\": 32, \"intermediate_size\": 48, "             \
@@ -236,99 +232,21 @@ static void test_plan_has_the_bytes_of_every_kind(void **state)
 
 /* --- paging --- */
 
-struct batch {
-    struct rk_rollout_request requests[NUM_REQUESTS];
-    struct rk_rollout_result results[NUM_REQUESTS];
-    int32_t prompts[NUM_REQUESTS][MAX_LEN], tokens[NUM_REQUESTS][MAX_LEN];
-    float log_probs[NUM_REQUESTS][MAX_LEN];
-};
-
-/* Lengths on both sides of block boundaries. */
-static void generate(struct rk_test_model *test, struct batch *b, int32_t max_num_seqs,
-                     int64_t max_num_batched_tokens)
-{
-    static const int32_t prompt_lens[NUM_REQUESTS] = {1, 15, 16, 17, 33};
-    const struct rk_rollout_config config = {.max_num_seqs = max_num_seqs,
-                                             .max_num_batched_tokens = max_num_batched_tokens};
-    struct rk_rollout *rollout;
-    struct rk_rng rng;
-
-    memset(b, 0, sizeof(*b));
-    rk_rng_init(&rng, 3, 2);
-    for (int i = 0; i < NUM_REQUESTS; i++) {
-        for (int32_t t = 0; t < prompt_lens[i]; t++)
-            b->prompts[i][t] = (int32_t)rk_rng_next_below(&rng, VOCAB_SIZE);
-        b->requests[i] = (struct rk_rollout_request){.prompt = b->prompts[i],
-                                                     .prompt_len = prompt_lens[i],
-                                                     .max_tokens = 4 + 3 * i,
-                                                     .temperature = 1,
-                                                     .top_p = 1,
-                                                     .seed = 11,
-                                                     .stream = (uint64_t)i};
-        b->results[i] = (struct rk_rollout_result){.tokens = b->tokens[i], .log_probs = b->log_probs[i]};
-    }
-    assert_ok(rk_rollout_create(&rollout, test->model, &config));
-    assert_ok(rk_rollout_generate(rollout, b->requests, NUM_REQUESTS, b->results, NULL));
-    rk_rollout_destroy(rollout);
-}
-
-/* Log-probs of one answer, by a packed pass over prompt and answer. */
-static void recompute(struct rk_test_model *test, const struct batch *b, int i, double *out)
-{
-    int32_t prompt_len = b->requests[i].prompt_len, length = prompt_len + b->results[i].num_tokens;
-    int32_t tokens[2 * MAX_LEN], positions[2 * MAX_LEN], labels[2 * MAX_LEN];
-    const int32_t cu_seqlens[2] = {0, length};
-
-    for (int32_t p = 0; p < length; p++) {
-        tokens[p] = p < prompt_len ? b->prompts[i][p] : b->tokens[i][p - prompt_len];
-        positions[p] = p;
-        labels[p] = p + 1 >= prompt_len && p + 1 < length ? b->tokens[i][p + 1 - prompt_len] : RK_LABEL_NONE;
-    }
-    assert_ok(rk_model_forward(
-        test->model, &(struct rk_packed){1, length, length, tokens, positions, cu_seqlens, labels, NULL}, 1,
-        NULL, &(struct rk_head_arrays){.of = {out}}));
-}
-
 /* Goal: the samples do not depend on how the steps over the cache are split, and strict log-probs equal those
  * of a packed pass bit for bit: every block uses its own tensor of the cache. */
 static void test_generate_has_the_bits_of_packed_passes(void **state)
 {
     struct rk_test_model test = open_model(MIXED, RK_DTYPE_F32, RK_NUMERICS_STRICT);
-    struct batch all, few;
+    struct rk_test_answers all, few;
 
     (void)state;
-    generate(&test, &all, NUM_REQUESTS, 512);
-    generate(&test, &few, 2, 7);
-    for (int i = 0; i < NUM_REQUESTS; i++) {
-        int32_t count = all.results[i].num_tokens, first = all.requests[i].prompt_len - 1;
-        double log_probs[2 * MAX_LEN];
-
-        assert_int_equal(count, 4 + 3 * i);
-        assert_memory_equal(all.tokens[i], few.tokens[i], sizeof(all.tokens[i]));
-        assert_memory_equal(all.log_probs[i], few.log_probs[i], sizeof(all.log_probs[i]));
-        recompute(&test, &all, i, log_probs);
-        for (int32_t t = 0; t < count; t++)
-            assert_true(all.log_probs[i][t] == (float)log_probs[first + t]);
-    }
+    rk_test_generate(&test, &all, 33, RK_TEST_NUM_REQUESTS, 512);
+    rk_test_generate(&test, &few, 33, 2, 7);
+    rk_test_expect_packed_bits(&test, &all, &few);
     rk_test_model_close(&test);
 }
 
 /* --- activations --- */
-
-#define NUM_TOKENS 64 /* every tensor is a multiple of the arena's alignment */
-
-static void fill_packed(struct rk_packed *packed, int32_t *ids)
-{
-    static const int32_t cu_seqlens[] = {0, 24, NUM_TOKENS};
-    int32_t *positions = ids + NUM_TOKENS, *labels = positions + NUM_TOKENS;
-
-    for (int32_t t = 0; t < NUM_TOKENS; t++) {
-        ids[t] = (7 * t + 3) % VOCAB_SIZE;
-        positions[t] = t < 24 ? t : t - 24;
-        labels[t] = (5 * t + 1) % VOCAB_SIZE;
-    }
-    *packed = (struct rk_packed){2, NUM_TOKENS, NUM_TOKENS - 24, ids, positions, cu_seqlens, labels, NULL};
-}
 
 /* Goal: a forward pass keeps for the backward pass exactly the activations that its blocks declare, the
  * residual stream and the norms' statistics, to the byte. */
@@ -338,7 +256,7 @@ static void test_kept_activations_are_those_declared(void **state)
     const struct rk_model_core *core = test.model->core;
     struct rk_pass_memory memory = {.arena = rk_step_arena_create(test.device),
                                     .host = rk_arena_create(RK_PASS_HOST_BLOCK_BYTES, 0)};
-    int32_t ids[3 * NUM_TOKENS];
+    int32_t ids[3 * RK_TEST_PACKED_TOKENS];
     int64_t declared = 0, residual = 32 * 4, statistic = 4;
     struct rk_trunk_saved saved;
     struct rk_packed packed;
@@ -347,7 +265,7 @@ static void test_kept_activations_are_those_declared(void **state)
     size_t before;
 
     (void)state;
-    fill_packed(&packed, ids);
+    rk_test_fill_packed(&packed, ids);
     assert_ok(rk_model_begin_packed(test.model, &memory, &pass, &packed));
     before = rk_step_arena_mark(memory.arena).live_bytes;
     assert_ok(rk_trunk_fwd(core, &core->chunks[0], &pass, (rk_tensor_t){0}, &out, &saved));
@@ -360,7 +278,7 @@ static void test_kept_activations_are_those_declared(void **state)
                      4 * (2 * ((4 + 2 * 2) * 8 + 4 * 8 + 4 + 2 * 48) + 3 * (5 * 576 + 4 * 512 + 4)));
     /* One residual before each of the 7 blocks and the final norm, and the norms' statistics. */
     assert_int_equal(rk_step_arena_mark(memory.arena).live_bytes - before,
-                     NUM_TOKENS * (declared + 8 * (residual + statistic)));
+                     RK_TEST_PACKED_TOKENS * (declared + 8 * (residual + statistic)));
     rk_step_arena_destroy(memory.arena);
     rk_arena_destroy(memory.host);
     rk_test_model_close(&test);
@@ -374,20 +292,20 @@ static struct rk_status *mean_loss(void *user, const struct rk_head_arrays *outp
     double *loss = user;
 
     *loss = 0;
-    for (int32_t t = 0; t < NUM_TOKENS; t++) {
-        *loss -= outputs->of[RK_HEAD_LOG_PROBS][t] / NUM_TOKENS;
-        grads->of[RK_HEAD_LOG_PROBS][t] = -1.0 / NUM_TOKENS;
+    for (int32_t t = 0; t < RK_TEST_PACKED_TOKENS; t++) {
+        *loss -= outputs->of[RK_HEAD_LOG_PROBS][t] / RK_TEST_PACKED_TOKENS;
+        grads->of[RK_HEAD_LOG_PROBS][t] = -1.0 / RK_TEST_PACKED_TOKENS;
     }
     return NULL;
 }
 
 static double run_backward(struct rk_model *model)
 {
-    int32_t ids[3 * NUM_TOKENS];
+    int32_t ids[3 * RK_TEST_PACKED_TOKENS];
     struct rk_packed packed;
     double loss;
 
-    fill_packed(&packed, ids);
+    rk_test_fill_packed(&packed, ids);
     assert_ok(rk_train_begin(model));
     assert_ok(rk_train_micro_batch(model, &(struct rk_train_micro){.packed = &packed,
                                                                    .temperature = 1,

@@ -12,10 +12,9 @@
 #include "engine/model/model_internal.h"
 #include "engine/nn/moe_internal.h"
 #include "engine/rk_memory.h"
-#include "tests/support/models.h"
+#include "tests/support/answers.h"
 
-#define VOCAB_SIZE 61
-#define NUM_TOKENS 64
+enum { NUM_TOKENS = RK_TEST_PACKED_TOKENS };
 
 /* --- config.json --- */
 
@@ -368,19 +367,6 @@ static void test_experts_are_one_allocation(void **state)
 
 /* --- activations --- */
 
-static void fill_packed(struct rk_packed *packed, int32_t *ids)
-{
-    static const int32_t cu_seqlens[] = {0, 24, NUM_TOKENS};
-    int32_t *positions = ids + NUM_TOKENS, *labels = positions + NUM_TOKENS;
-
-    for (int32_t t = 0; t < NUM_TOKENS; t++) {
-        ids[t] = (7 * t + 3) % VOCAB_SIZE;
-        positions[t] = t < 24 ? t : t - 24;
-        labels[t] = (5 * t + 1) % VOCAB_SIZE;
-    }
-    *packed = (struct rk_packed){2, NUM_TOKENS, NUM_TOKENS - 24, ids, positions, cu_seqlens, labels, NULL};
-}
-
 /* Goal: a pass keeps exactly the declared activations, to the byte. Method: sizes computed by hand. */
 static void test_kept_activations_are_those_declared(void **state)
 {
@@ -401,7 +387,7 @@ static void test_kept_activations_are_those_declared(void **state)
     size_t before;
 
     (void)state;
-    fill_packed(&packed, ids);
+    rk_test_fill_packed(&packed, ids);
     assert_ok(rk_model_begin_packed(test.model, &memory, &pass, &packed));
     before = rk_step_arena_mark(memory.arena).live_bytes;
     assert_ok(rk_trunk_fwd(core, &core->chunks[0], &pass, (rk_tensor_t){0}, &out, &saved));
@@ -444,7 +430,7 @@ static void test_strict_token_depends_on_no_other(void **state)
         int32_t ids[3 * NUM_TOKENS];
         struct rk_packed packed;
 
-        fill_packed(&packed, ids);
+        rk_test_fill_packed(&packed, ids);
         assert_ok(rk_model_forward(test.model, &packed, 1, NULL, &(struct rk_head_arrays){.of = {together}}));
         log_probs_of(&test, ids, 0, 24, alone);
         log_probs_of(&test, ids, 24, NUM_TOKENS - 24, alone + 24);
@@ -470,7 +456,7 @@ static void run_backward(struct rk_model *model)
     int32_t ids[3 * NUM_TOKENS];
     struct rk_packed packed;
 
-    fill_packed(&packed, ids);
+    rk_test_fill_packed(&packed, ids);
     assert_ok(rk_train_begin(model));
     assert_ok(rk_train_micro_batch(model, &(struct rk_train_micro){.packed = &packed,
                                                                    .temperature = 1,
