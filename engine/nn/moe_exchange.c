@@ -160,6 +160,15 @@ static struct rk_status *join(struct exchange *ex)
     return rk_pass_join(ex->pass);
 }
 
+/* In a dry run all rounds but the last have the same rows, and no later one needs more memory than the
+ * first. */
+static int64_t rounds_to_run(const struct exchange *ex)
+{
+    int64_t num_rounds = ex->plan.num_rounds;
+
+    return rk_device_is_dry(rk_stream_device(ex->stream)) ? RK_MIN(num_rounds, 1) : num_rounds;
+}
+
 static void begin_round(struct exchange *ex, int64_t round)
 {
     const struct rk_moe_exchange_plan *plan = &ex->plan;
@@ -323,11 +332,13 @@ struct rk_status *rk_moe_exchange_fwd(const struct rk_pass *pass, const struct r
     const struct rk_moe *moe = block->own;
     struct round_buffers buffers = {0};
     struct exchange ex;
+    int64_t num_rounds;
 
     RK_TRY(begin(&ex, pass, block, saved, beside));
     RK_TRY(make_buffers(&ex, saved, &buffers));
     RK_TRY(make_results(&ex, &buffers));
-    for (int64_t round = 0; round < ex.plan.num_rounds; round++) {
+    num_rounds = rounds_to_run(&ex);
+    for (int64_t round = 0; round < num_rounds; round++) {
         const struct row_pair there[] = {{rows, buffers.received},
                                          {as_column(saved->row_probs), buffers.received_probs},
                                          {ex.row_ids, ex.ids}};
@@ -406,11 +417,13 @@ struct rk_status *rk_moe_exchange_bwd(const struct rk_pass *pass, const struct r
     struct round_buffers buffers = {0};
     struct round_buffers_bwd bwd = {0};
     struct exchange ex;
+    int64_t num_rounds;
 
     RK_TRY(begin(&ex, pass, block, saved, beside));
     RK_TRY(make_buffers(&ex, saved, &buffers));
     RK_TRY(make_buffers_bwd(&ex, &bwd));
-    for (int64_t round = 0; round < ex.plan.num_rounds; round++) {
+    num_rounds = rounds_to_run(&ex);
+    for (int64_t round = 0; round < num_rounds; round++) {
         const struct row_pair there[] = {{grads->dy_rows, bwd.received_dy},
                                          {grads->x_rows, buffers.received},
                                          {as_column(saved->row_probs), buffers.received_probs},

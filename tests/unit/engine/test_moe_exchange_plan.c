@@ -26,6 +26,8 @@ static const struct exchange_case cases[] = {
     {"four ranks, rounds of 16", 4, 3, 16, 6, -1},
     {"four ranks, an expert or two a round", 4, 3, 25, 6, -1},
     {"four ranks, all on one expert", 4, 2, 5, 20, 5},
+    {"four ranks, a round that is exactly full", 4, 1, 80, 20, 2},
+    {"four ranks, one round", 4, 3, 100, 8, -1},
     {"no rows", 2, 2, 8, 0, -1},
 };
 
