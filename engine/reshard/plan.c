@@ -8,29 +8,54 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 
-/* A rank of one side, and its part of the tensor that is being planned. */
+/* A rank of one side. */
 struct holder {
-    int32_t rank; /* rank in the world */
+    int32_t rank; /* in the world */
     struct rk_mesh_coords coords;
-    bool is_held, is_counted;
-    int32_t part, copy; /* copy: number of lower ranks that hold the same part */
-    struct rk_param_box box;
+};
+
+/* What decides which ranks hold which part of a tensor. The tensors of a layer, and those of the experts of
+ * one rank, have it in common, so neighbouring rows mostly share the lists below. */
+struct holding {
+    int32_t stage, shared_stage, ep_rank, num_parts;
+    rk_axis_t axis;
+};
+
+/* A rank that holds a part, and the bytes that it sends in the plan so far. */
+struct sender {
+    uint64_t sent_bytes;
+    int32_t rank;
 };
 
 struct side {
     const struct rk_reshard_side *desc;
     struct holder *holders; /* [num_holders], ascending ranks */
     int32_t num_holders;
-    /* For the tensor that is being planned: by_part[part_begin[p]] to by_part[part_begin[p + 1] - 1] are the
-     * holders of part p, as indices of holders. */
-    int32_t *by_part, *part_begin; /* [num_holders], [num_holders + 1] */
-    int32_t num_parts;
+    /* Of all tensors with this holding; num_parts is 0 before the first. */
+    struct holding holding;
+    int32_t *part_of; /* [world size] the part that a rank holds, -1: none */
+    int32_t *held;    /* [num_held] ranks that hold a part, ascending */
+    int32_t num_held;
+    /* senders[part_begin[p]] to senders[part_begin[p + 1] - 1] are the ranks that hold part p: a heap, least
+     * first. */
+    struct sender *senders; /* [num_holders] */
+    int32_t *part_begin;    /* [num_holders + 1] */
+    /* Of the tensor that is being planned. */
+    struct rk_param_box *boxes; /* [num_holders] of parts that some rank holds */
 };
 
 /* Traffic assigned to a rank of the world so far. */
 struct load {
     uint64_t sent_bytes;                /* in the whole plan */
-    int64_t round_sent, round_received; /* in the current round */
+    int32_t round;                      /* the last one with traffic of the rank */
+    int64_t round_sent, round_received; /* in that round */
+};
+
+/* The box of a move to the ranks that hold a part of the destination, and the part of the source that it is
+ * in. */
+struct overlap {
+    int32_t part, source_part;
+    struct rk_param_box box;
 };
 
 struct planner {
@@ -40,19 +65,29 @@ struct planner {
     int32_t round;
     struct rk_reshard_plan *plan;
     int64_t capacity; /* of plan->moves */
+    /* Of the tensor that is being planned, ascending by part, then by source_part: those of part p begin at
+     * overlap_begin[p]. */
+    struct overlap *overlaps;
+    int64_t overlap_capacity;
+    int64_t *overlap_begin; /* [destination's num_holders + 1] */
 };
 
 static void side_init(struct side *side, const struct rk_reshard_side *desc)
 {
     size_t num_ranks = (size_t)rk_mesh_num_ranks(desc->mesh);
+    int32_t world_size = rk_mesh_world_size(desc->mesh);
 
     side->desc = desc;
     side->holders = rk_calloc(num_ranks, sizeof(*side->holders));
-    side->by_part = rk_calloc(num_ranks, sizeof(*side->by_part));
+    side->part_of = rk_calloc((size_t)world_size, sizeof(*side->part_of));
+    side->held = rk_calloc(num_ranks, sizeof(*side->held));
+    side->senders = rk_calloc(num_ranks, sizeof(*side->senders));
     side->part_begin = rk_calloc(num_ranks + 1, sizeof(*side->part_begin));
-    for (int32_t rank = 0; rank < rk_mesh_world_size(desc->mesh); rank++) {
+    side->boxes = rk_calloc(num_ranks, sizeof(*side->boxes));
+    for (int32_t rank = 0; rank < world_size; rank++) {
         struct rk_mesh_coords coords;
 
+        side->part_of[rank] = -1;
         if (rk_mesh_find_coords(desc->mesh, rank, &coords))
             side->holders[side->num_holders++] = (struct holder){.rank = rank, .coords = coords};
     }
@@ -61,55 +96,124 @@ static void side_init(struct side *side, const struct rk_reshard_side *desc)
 static void side_fini(struct side *side)
 {
     rk_free(side->holders);
-    rk_free(side->by_part);
+    rk_free(side->part_of);
+    rk_free(side->held);
+    rk_free(side->senders);
     rk_free(side->part_begin);
+    rk_free(side->boxes);
 }
 
-static void place_holder(struct holder *holder, const struct rk_param *param, const struct rk_mesh *mesh)
-{
-    struct rk_placement placement;
+/* --- senders: heaps by bytes sent, then by rank --- */
 
-    rk_param_place(&placement, param, mesh, &holder->coords);
-    holder->is_held = placement.is_held;
-    if (!placement.is_held)
-        return;
-    holder->is_counted = placement.is_main;
-    holder->part = placement.part;
-    holder->box = rk_param_get_box(param, &placement);
+static bool is_before(const struct sender *a, const struct sender *b)
+{
+    return a->sent_bytes < b->sent_bytes || (a->sent_bytes == b->sent_bytes && a->rank < b->rank);
 }
 
-static void side_place(struct side *side, int64_t row)
+/* Restores the order below entry i of heap[count]. */
+static void sift_down(struct sender *heap, int32_t count, int32_t i)
 {
-    const struct rk_param *param = &side->desc->params[row];
+    struct sender moved = heap[i];
 
-    side->num_parts = param->split.num_parts;
-    RK_ASSERT(side->num_parts <= side->num_holders);
-    for (int32_t part = 0; part <= side->num_parts; part++)
+    for (;;) {
+        int32_t child = 2 * i + 1;
+
+        if (child >= count)
+            break;
+        if (child + 1 < count && is_before(&heap[child + 1], &heap[child]))
+            child++;
+        if (!is_before(&heap[child], &moved))
+            break;
+        heap[i] = heap[child];
+        i = child;
+    }
+    heap[i] = moved;
+}
+
+static void make_heap(struct sender *heap, int32_t count)
+{
+    for (int32_t i = count / 2 - 1; i >= 0; i--)
+        sift_down(heap, count, i);
+}
+
+/* --- parts of a tensor --- */
+
+static struct holding holding_of(const struct rk_param *param)
+{
+    return (struct holding){.stage = param->stage,
+                            .shared_stage = param->shared_stage,
+                            .ep_rank = param->ep_rank,
+                            .num_parts = param->split.num_parts,
+                            .axis = param->split.axis};
+}
+
+static bool is_same_holding(const struct holding *a, const struct holding *b)
+{
+    return a->stage == b->stage && a->shared_stage == b->shared_stage && a->ep_rank == b->ep_rank &&
+           a->num_parts == b->num_parts && a->axis == b->axis;
+}
+
+/* Finds the part of every rank, and counts the ranks of part p in part_begin[p + 1]. */
+static void find_parts(struct side *side, const struct rk_param *param)
+{
+    side->num_held = 0;
+    for (int32_t part = 0; part <= side->holding.num_parts; part++)
         side->part_begin[part] = 0;
     for (int32_t i = 0; i < side->num_holders; i++) {
-        struct holder *holder = &side->holders[i];
-
-        place_holder(holder, param, side->desc->mesh);
-        if (holder->is_held)
-            holder->copy = side->part_begin[holder->part + 1]++;
-    }
-    for (int32_t part = 0; part < side->num_parts; part++)
-        side->part_begin[part + 1] += side->part_begin[part];
-    for (int32_t i = 0; i < side->num_holders; i++) {
         const struct holder *holder = &side->holders[i];
+        struct rk_placement placement;
 
-        if (holder->is_held)
-            side->by_part[side->part_begin[holder->part] + holder->copy] = i;
+        rk_param_place(&placement, param, side->desc->mesh, &holder->coords);
+        side->part_of[holder->rank] = placement.is_held ? placement.part : -1;
+        if (!placement.is_held)
+            continue;
+        side->held[side->num_held++] = holder->rank;
+        side->part_begin[placement.part + 1]++;
     }
 }
 
-static struct holder *side_find(const struct side *side, int32_t rank)
+static void list_senders(struct side *side, const struct load *loads)
 {
-    for (int32_t i = 0; i < side->num_holders; i++) {
-        if (side->holders[i].rank == rank && side->holders[i].is_held)
-            return &side->holders[i];
+    int32_t *next = side->part_begin; /* shifted back below */
+    int32_t num_parts = side->holding.num_parts;
+
+    for (int32_t part = 0; part < num_parts; part++)
+        side->part_begin[part + 1] += side->part_begin[part];
+    for (int32_t i = 0; i < side->num_held; i++) {
+        int32_t rank = side->held[i];
+
+        side->senders[next[side->part_of[rank]]++] = (struct sender){loads[rank].sent_bytes, rank};
     }
-    return NULL;
+    for (int32_t part = num_parts; part > 0; part--)
+        side->part_begin[part] = side->part_begin[part - 1];
+    side->part_begin[0] = 0;
+    for (int32_t part = 0; part < num_parts; part++)
+        make_heap(side->senders + side->part_begin[part],
+                  side->part_begin[part + 1] - side->part_begin[part]);
+}
+
+static void side_place(struct side *side, const struct load *loads, int64_t row)
+{
+    const struct rk_param *param = &side->desc->params[row];
+    struct holding holding = holding_of(param);
+
+    RK_ASSERT(holding.num_parts >= 1);
+    RK_ASSERT(holding.num_parts <= side->num_holders);
+    if (!is_same_holding(&holding, &side->holding)) {
+        side->holding = holding;
+        find_parts(side, param);
+        list_senders(side, loads);
+    }
+    for (int32_t part = 0; part < holding.num_parts; part++) {
+        struct rk_mesh_coords coords;
+        struct rk_placement placement;
+
+        if (side->part_begin[part] == side->part_begin[part + 1])
+            continue;
+        rk_mesh_find_coords(side->desc->mesh, side->senders[side->part_begin[part]].rank, &coords);
+        rk_param_place(&placement, param, side->desc->mesh, &coords);
+        side->boxes[part] = rk_param_get_box(param, &placement);
+    }
 }
 
 /* --- matching tables --- */
@@ -173,11 +277,11 @@ static bool intersect(struct rk_param_box *out, const struct rk_param_box *a, co
     return box_elements(out) > 0;
 }
 
-/* FNV-1a over the eight bytes. */
+/* FNV-1a by words; the shift carries the upper bits to the lower ones. */
 static void hash_value(uint64_t *hash, int64_t value)
 {
-    for (int i = 0; i < 8; i++)
-        *hash = (*hash ^ ((uint64_t)value >> (8 * i) & 0xff)) * 0x100000001b3u;
+    *hash = (*hash ^ (uint64_t)value) * 0x100000001b3u;
+    *hash ^= *hash >> 32;
 }
 
 static void hash_move(uint64_t *hash, const struct rk_reshard_move *move)
@@ -207,26 +311,33 @@ static void append(struct planner *planner, const struct rk_reshard_move *move)
     plan->moves[plan->num_moves++] = *move;
 }
 
-static void begin_round(struct planner *planner)
+/* The load of a rank in the current round. */
+static struct load *load_of(struct planner *planner, int32_t rank)
 {
-    int32_t world_size = rk_mesh_world_size(planner->desc->destination.mesh);
+    struct load *load = &planner->loads[rank];
 
-    for (int32_t rank = 0; rank < world_size; rank++)
-        planner->loads[rank].round_sent = planner->loads[rank].round_received = 0;
-    planner->round++;
+    if (load->round != planner->round) {
+        load->round = planner->round;
+        load->round_sent = load->round_received = 0;
+    }
+    return load;
 }
 
 /* Adds one move of at most a bucket to this round or the next. */
 static void send(struct planner *planner, struct rk_reshard_move *move)
 {
     struct rk_reshard_plan *plan = planner->plan;
-    struct load *source = &planner->loads[move->source], *destination = &planner->loads[move->destination];
+    struct load *source = load_of(planner, move->source);
+    struct load *destination = load_of(planner, move->destination);
     int64_t bytes = box_elements(&move->box) * (int64_t)planner->desc->elem_bytes;
 
     RK_ASSERT(bytes <= planner->desc->bucket_bytes);
     if (source->round_sent + bytes > planner->desc->bucket_bytes ||
-        destination->round_received + bytes > planner->desc->bucket_bytes)
-        begin_round(planner);
+        destination->round_received + bytes > planner->desc->bucket_bytes) {
+        planner->round++;
+        load_of(planner, move->source);
+        load_of(planner, move->destination);
+    }
     move->round = planner->round;
     source->round_sent += bytes;
     destination->round_received += bytes;
@@ -274,64 +385,112 @@ static void move_box(struct planner *planner, struct rk_reshard_move *move)
     append(planner, move);
 }
 
-/* Chooses which of the ranks that hold the part, entries [begin, end) of by_part, sends it to `rank`. */
-static int32_t choose_source(const struct planner *planner, int32_t begin, int32_t end, int32_t rank)
+/* Chooses which of the ranks that hold a part of the source sends `bytes` to `rank`. */
+static int32_t choose_source(struct planner *planner, int32_t part, int32_t rank, uint64_t bytes)
 {
-    const struct side *source = &planner->source;
-    int32_t best = source->holders[source->by_part[begin]].rank;
+    struct side *source = &planner->source;
+    int32_t begin = source->part_begin[part];
+    struct sender *heap = source->senders + begin, best = heap[0];
 
-    for (int32_t i = begin; i < end; i++) {
-        int32_t candidate = source->holders[source->by_part[i]].rank;
-
-        if (candidate == rank)
-            return rank;
-        if (planner->loads[candidate].sent_bytes < planner->loads[best].sent_bytes)
-            best = candidate;
-    }
-    return best;
+    if (source->part_of[rank] == part)
+        return rank;
+    RK_DCHECK(best.sent_bytes == planner->loads[best.rank].sent_bytes);
+    heap[0].sent_bytes += bytes;
+    sift_down(heap, source->part_begin[part + 1] - begin, 0);
+    return best.rank;
 }
 
-/* Plans all moves of the tensor to `destination`. */
-static void plan_destination(struct planner *planner, int64_t source_row, int64_t row,
-                             const struct holder *destination)
+static void add_overlap(struct planner *planner, const struct overlap *overlap, int64_t *count)
 {
-    const struct side *source = &planner->source;
+    if (*count == planner->overlap_capacity) {
+        planner->overlap_capacity = RK_MAX(64, 2 * planner->overlap_capacity);
+        planner->overlaps =
+            rk_realloc(planner->overlaps, (size_t)planner->overlap_capacity * sizeof(*planner->overlaps));
+    }
+    planner->overlaps[(*count)++] = *overlap;
+}
 
-    for (int32_t part = 0; part < source->num_parts; part++) {
-        int32_t begin = source->part_begin[part], end = source->part_begin[part + 1];
-        struct rk_reshard_move move = {
-            .source_param = source_row, .param = row, .destination = destination->rank};
+static void find_overlaps(struct planner *planner)
+{
+    const struct side *source = &planner->source, *destination = &planner->destination;
+    int64_t count = 0;
 
-        if (begin == end ||
-            !intersect(&move.box, &source->holders[source->by_part[begin]].box, &destination->box))
+    for (int32_t part = 0; part < destination->holding.num_parts; part++) {
+        planner->overlap_begin[part] = count;
+        if (destination->part_begin[part] == destination->part_begin[part + 1])
             continue;
-        move.source = choose_source(planner, begin, end, destination->rank);
+        for (int32_t from = 0; from < source->holding.num_parts; from++) {
+            struct overlap overlap = {.part = part, .source_part = from};
+
+            if (source->part_begin[from] < source->part_begin[from + 1] &&
+                intersect(&overlap.box, &source->boxes[from], &destination->boxes[part]))
+                add_overlap(planner, &overlap, &count);
+        }
+    }
+    planner->overlap_begin[destination->holding.num_parts] = count;
+}
+
+/* Plans all moves of the tensor to `rank`. */
+static void plan_destination(struct planner *planner, int64_t source_row, int64_t row, int32_t rank)
+{
+    int32_t part = planner->destination.part_of[rank];
+
+    for (int64_t i = planner->overlap_begin[part]; i < planner->overlap_begin[part + 1]; i++) {
+        const struct overlap *overlap = &planner->overlaps[i];
+        struct rk_reshard_move move = {
+            .source_param = source_row, .param = row, .destination = rank, .box = overlap->box};
+        uint64_t bytes = (uint64_t)box_elements(&move.box) * planner->desc->elem_bytes;
+
+        RK_DCHECK(overlap->part == part);
+        move.source = choose_source(planner, overlap->source_part, rank, bytes);
         move_box(planner, &move);
     }
+}
+
+/* Whether this rank is the counted one of those that hold its part of the source. */
+static bool is_counted(const struct planner *planner, int64_t source_row)
+{
+    const struct rk_reshard_side *side = planner->source.desc;
+    struct rk_mesh_coords coords;
+    struct rk_placement placement;
+
+    if (!rk_mesh_find_coords(side->mesh, planner->desc->rank, &coords))
+        return false;
+    rk_param_place(&placement, &side->params[source_row], side->mesh, &coords);
+    return placement.is_main;
+}
+
+/* Number of lower ranks that hold the part of this rank of the destination; -1: it holds none. */
+static int32_t count_before(const struct planner *planner)
+{
+    const struct side *side = &planner->destination;
+    int32_t part = side->part_of[planner->desc->rank], count = 0;
+
+    if (part < 0)
+        return -1;
+    for (int32_t i = 0; side->held[i] != planner->desc->rank; i++)
+        count += side->part_of[side->held[i]] == part;
+    return count;
 }
 
 static struct rk_status *plan_row(struct planner *planner, int64_t row)
 {
     struct rk_reshard_plan *plan = planner->plan;
     struct rk_reshard_part *part = &plan->parts[row];
-    const struct holder *mine;
+    const struct side *destination = &planner->destination;
 
     RK_TRY(match_row(planner->desc, row, &part->source_param));
-    side_place(&planner->source, part->source_param);
-    side_place(&planner->destination, row);
-    for (int32_t i = 0; i < planner->destination.num_holders; i++) {
-        const struct holder *holder = &planner->destination.holders[i];
-
-        if (!holder->is_held)
-            continue;
-        part->num_copies = RK_MAX(part->num_copies, holder->copy + 1);
-        plan_destination(planner, part->source_param, row, holder);
-    }
+    side_place(&planner->source, planner->loads, part->source_param);
+    side_place(&planner->destination, planner->loads, row);
+    find_overlaps(planner);
+    for (int32_t p = 0; p < destination->holding.num_parts; p++)
+        part->num_copies =
+            RK_MAX(part->num_copies, destination->part_begin[p + 1] - destination->part_begin[p]);
+    for (int32_t i = 0; i < destination->num_held; i++)
+        plan_destination(planner, part->source_param, row, destination->held[i]);
     plan->num_copies = RK_MAX(plan->num_copies, part->num_copies);
-    mine = side_find(&planner->source, planner->desc->rank);
-    part->is_counted = mine && mine->is_counted;
-    mine = side_find(&planner->destination, planner->desc->rank);
-    part->copy = mine ? mine->copy : -1;
+    part->is_counted = is_counted(planner, part->source_param);
+    part->copy = count_before(planner);
     for (const char *name = planner->desc->destination.params[row].name; *name; name++)
         hash_value(&plan->hash, *name);
     return NULL;
@@ -363,9 +522,13 @@ struct rk_status *rk_reshard_plan_create(struct rk_reshard_plan **out, const str
     planner.loads = rk_calloc((size_t)world_size, sizeof(*planner.loads));
     side_init(&planner.source, &desc->source);
     side_init(&planner.destination, &desc->destination);
+    planner.overlap_begin =
+        rk_calloc((size_t)planner.destination.num_holders + 1, sizeof(*planner.overlap_begin));
     st = plan_all(&planner);
     side_fini(&planner.source);
     side_fini(&planner.destination);
+    rk_free(planner.overlaps);
+    rk_free(planner.overlap_begin);
     rk_free(planner.loads);
     if (st) {
         rk_reshard_plan_destroy(plan);

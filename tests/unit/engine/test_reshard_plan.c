@@ -295,6 +295,90 @@ static void check_parts(const struct plans *plans, int64_t row)
         assert_int_equal(held[copy], copy < num_copies ? num_elements : 0);
 }
 
+static bool is_same_box(const struct rk_param_box *a, const struct rk_param_box *b)
+{
+    return memcmp(a, b, sizeof(*a)) == 0;
+}
+
+static bool is_empty(const struct rk_param_box *box)
+{
+    return box->shape[0] * box->shape[1] == 0;
+}
+
+/* Elements in both. */
+static int64_t count_common(const struct rk_param_box *a, const struct rk_param_box *b)
+{
+    int64_t count = 1;
+
+    for (int dim = 0; dim < RK_PARAM_DIMS; dim++) {
+        int64_t begin = RK_MAX(a->begin[dim], b->begin[dim]);
+        int64_t end = RK_MIN(a->begin[dim] + a->shape[dim], b->begin[dim] + b->shape[dim]);
+
+        count *= RK_MAX(end - begin, 0);
+    }
+    return count;
+}
+
+/* The rank that is to send elements of a box of the source to `rank`: itself if it has them, or else the one
+ * of those that have them that has sent least so far, the lowest of several. */
+static int32_t expected_sender(const struct plans *plans, int64_t row, const struct rk_param_box *from,
+                               int32_t rank, const int64_t *sent)
+{
+    struct rk_param_box mine = box_of(&plans->source, row, rank);
+    int32_t best = -1;
+
+    if (is_same_box(&mine, from))
+        return rank;
+    for (int32_t s = WORLD_SIZE - 1; s >= 0; s--) {
+        struct rk_param_box box = box_of(&plans->source, row, s);
+
+        if (is_same_box(&box, from) && (best < 0 || sent[s] <= sent[best]))
+            best = s;
+    }
+    return best;
+}
+
+/* Checks the moves of `row` to `rank`, and adds them to what each rank has sent. */
+static void check_senders_of(const struct plans *plans, int64_t row, int32_t rank, int64_t *sent)
+{
+    const struct rk_reshard_plan *plan = plans->of[rank];
+    struct rk_param_box to = box_of(&plans->destination, row, rank);
+
+    for (int32_t s = 0; s < WORLD_SIZE; s++) {
+        struct rk_param_box from = box_of(&plans->source, row, s);
+        int32_t expected;
+        bool is_new = !is_empty(&from);
+
+        for (int32_t before = 0; before < s; before++) {
+            struct rk_param_box other = box_of(&plans->source, row, before);
+
+            is_new = is_new && !is_same_box(&from, &other);
+        }
+        if (!is_new || count_common(&from, &to) == 0)
+            continue;
+        expected = expected_sender(plans, row, &from, rank, sent);
+        for (int64_t i = 0; i < plan->num_moves; i++) {
+            const struct rk_reshard_move *move = &plan->moves[i];
+
+            if (move->param == row && move->destination == rank && is_inside(&move->box, &from) &&
+                move->source != expected)
+                fail_pair(plans, row, rank, "another rank than the least loaded one sends");
+        }
+        if (expected != rank)
+            sent[expected] += count_common(&from, &to);
+    }
+}
+
+static void check_senders(const struct plans *plans)
+{
+    int64_t sent[WORLD_SIZE] = {0};
+
+    for (int64_t row = 0; row < NUM_ROWS; row++) {
+        for (int32_t rank = 0; rank < WORLD_SIZE; rank++)
+            check_senders_of(plans, row, rank, sent);
+    }
+}
+
 /* Returns the transferred bytes. */
 static uint64_t check_pair(const struct rk_mesh_spec *source, const struct rk_mesh_spec *destination,
                            int64_t bucket_bytes)
@@ -322,6 +406,7 @@ static uint64_t check_pair(const struct rk_mesh_spec *source, const struct rk_me
     for (int64_t row = 0; row < NUM_ROWS; row++)
         check_parts(&plans, row);
     check_ends(&plans);
+    check_senders(&plans);
     /* Exactly the elements that a rank lacks. */
     assert_true(moved == from_others);
     assert_true(sent == moved);
