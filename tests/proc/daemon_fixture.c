@@ -11,10 +11,23 @@
 #define WAIT_MS    20000
 #define PROMPT_LEN 4
 
+/* The fixture does not renew its lease, which must outlast a test on a busy machine. */
+#define LEASE_TTL "--lease.ttl="
+#define ARGS_MAX  16
+
 void fixture_start(struct fixture *fixture, const char *const *args)
 {
+    const char *all[ARGS_MAX + 2] = {LEASE_TTL "1h"};
+    bool has_ttl = false;
+    size_t count = 1;
+
+    for (; args && *args; args++) {
+        assert_true(count <= ARGS_MAX);
+        has_ttl = has_ttl || strncmp(*args, LEASE_TTL, strlen(LEASE_TTL)) == 0;
+        all[count++] = *args;
+    }
     *fixture = (struct fixture){.next_seq = 1};
-    fixture->proc = rk_proc_start_rankd(args);
+    fixture->proc = rk_proc_start_rankd(has_ttl ? all + 1 : all);
     fixture->client = rk_client_create(rk_proc_address(fixture->proc), NULL);
 }
 

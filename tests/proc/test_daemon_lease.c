@@ -46,13 +46,14 @@ static void test_second_driver_is_refused_until_it_takes_over(void **state)
     struct rk_acquire_lease_request second = {.driver_id = "other", .epoch = 4};
     struct rk_client_lease first_lease, second_lease;
     struct rk_worker_status status;
+    static const char *const args[] = {"--lease.ttl=45s", NULL};
     struct fixture fixture;
     struct rk_status *st;
 
     (void)state;
-    fixture_start(&fixture, NULL);
+    fixture_start(&fixture, args);
     assert_ok(rk_client_acquire(fixture.client, &first, &first_lease));
-    assert_int_equal(first_lease.ttl_ms, 30000);
+    assert_int_equal(first_lease.ttl_ms, 45000);
     assert_ok(keep_alive(fixture.client, &first_lease));
     assert_ok(rk_client_get_status(fixture.client, &status));
     assert_string_equal(status.driver_id, "night-run");
