@@ -152,6 +152,14 @@ static void tell_expert_sizes(struct rk_str *problems, const struct rk_config *j
     rk_str_appendf(problems, ": %s\n", rk_status_message(st));
 }
 
+/* Whole experts, or experts split as all other matrices are. */
+static bool has_etp(const struct rk_config *job, const struct rk_job_role *role)
+{
+    int32_t etp = rk_job_etp(job, role->bit);
+
+    return etp == 1 || etp == rk_job_role_size(job, role->bit, RK_AXIS_TP);
+}
+
 /* Of one role. */
 static void check_mesh(const struct rk_config *job, const struct rk_job_role *role, int32_t world_size,
                        struct rk_str *problems)
@@ -168,7 +176,11 @@ static void check_mesh(const struct rk_config *job, const struct rk_job_role *ro
         rk_str_appendf(problems, "%s=%s: rank %d %s; expected each rank from 0 to %d at most once\n", path,
                        rk_config_string(job, path), bad, bad < world_size ? "comes twice" : "has no daemon",
                        world_size - 1);
-    if (!st && bad < 0) {
+    if (!st && bad < 0 && !has_etp(job, role)) {
+        rk_str_appendf(problems, "%s" RK_JOB_ETP "=%d: expected 1, or %s" RK_JOB_TP ", which is %d\n",
+                       role->section, rk_job_etp(job, role->bit), role->section,
+                       rk_job_role_size(job, role->bit, RK_AXIS_TP));
+    } else if (!st && bad < 0) {
         st = rk_job_mesh_create(&mesh, job, role->bit, world_size);
         if (st && divides(job, role, &ranks, world_size))
             tell_expert_sizes(problems, job, role, st);

@@ -31,10 +31,11 @@ struct rk_status *rk_config_check_moe(const struct rk_moe_config *moe)
     int64_t group_size = moe->num_experts / RK_MAX(moe->num_groups, 1);
 
     if (moe->num_experts_per_tok > moe->num_experts)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "num_experts_per_tok=%lld: expected at most num_experts=%lld",
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "num_experts_per_tok=%lld: expected at most the %lld experts of a layer",
                        (long long)moe->num_experts_per_tok, (long long)moe->num_experts);
     if (moe->num_groups < 1 || moe->num_experts % moe->num_groups != 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "n_group=%d: expected a divisor of num_experts=%lld",
+        return RK_FAIL(RK_INVALID_ARGUMENT, "n_group=%d: expected a divisor of the %lld experts of a layer",
                        moe->num_groups, (long long)moe->num_experts);
     if (moe->topk_groups < 1 || moe->topk_groups > moe->num_groups)
         return RK_FAIL(RK_INVALID_ARGUMENT, "topk_group=%d: expected 1 to n_group=%d", moe->topk_groups,

@@ -270,8 +270,10 @@ static struct rk_status *check_mesh(const struct rk_param_table *params, const s
                        "megatron.sequence_parallel=true",
                        etp_size, tp_size, tp_size, tp_size);
     if (config->num_experts % ep_size != 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "num_experts=%lld is not divisible by ep=%d",
-                       (long long)config->num_experts, ep_size);
+        return RK_FAIL(
+            RK_INVALID_ARGUMENT,
+            "ep=%d (expert_model_parallel_size): expected a divisor of the %lld experts of a layer", ep_size,
+            (long long)config->num_experts);
     if (etp_size > 1)
         RK_TRY(rk_params_check_divides(params, "moe_intermediate_size", config->intermediate_size));
     return rk_params_check_divides(params, "shared_expert_intermediate_size",

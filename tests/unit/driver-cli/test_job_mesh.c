@@ -210,10 +210,14 @@ static const struct world_case {
      4,
      ACTOR EP "3: mesh of 4 ranks (world size 4) is not divisible by "
               "etp=1 x ep=3 x pp=1\n"},
-    {{REF ETP "3"},
+    {{REF ETP "3"}, 4, REF ETP "3: expected 1, or " REF "megatron.tensor_model_parallel_size, which is 1\n"},
+    {{ACTOR TP "4", ACTOR ETP "2", REF ETP "1", CRITIC ETP "1"},
      4,
-     REF EP "1, " REF ETP "3: mesh of 4 ranks (world size 4) is not divisible by "
-            "etp=3 x ep=1 x pp=1\n"},
+     ACTOR ETP "2: expected 1, or " ACTOR "megatron.tensor_model_parallel_size, which is 4\n"},
+    {{ACTOR TP "2", ACTOR ETP "1", ACTOR EP "8", REF EP "1", CRITIC EP "1"},
+     4,
+     ACTOR EP "8, " ACTOR ETP "1: mesh of 4 ranks (world size 4) is not divisible by "
+              "etp=1 x ep=8 x pp=1\n"},
     {{REF RANKS "2-5"},
      4,
      REF RANKS "2-5: rank 4 has no daemon; expected each rank from 0 to 3 at most once\n"},

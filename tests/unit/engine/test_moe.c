@@ -88,9 +88,9 @@ struct bad_case {
 
 static const struct bad_case bad_cases[] = {
     {"qwen3_moe", "\"num_experts\": 4, \"num_experts_per_tok\": 5", RK_INVALID_ARGUMENT,
-     "num_experts_per_tok=5: expected at most num_experts=4"},
+     "num_experts_per_tok=5: expected at most the 4"},
     {"mixtral", "\"num_local_experts\": 1", RK_INVALID_ARGUMENT,
-     "num_experts_per_tok=2: expected at most num_experts=1"},
+     "num_experts_per_tok=2: expected at most the 1"},
     {"qwen3_moe", "\"num_experts\": 0", RK_INVALID_ARGUMENT, "num_experts"},
     {"qwen3_moe", "\"num_experts\": 1025", RK_INVALID_ARGUMENT, "num_experts"},
     {"qwen3_moe", "\"num_experts\": 8, \"n_routed_experts\": 9", RK_INVALID_ARGUMENT,
@@ -135,8 +135,7 @@ static void test_check_of_groups_names_what_does_not_fit(void **state)
     (void)state;
     assert_ok(rk_config_check_moe(&good));
     bad.num_groups = 5;
-    assert_fails(rk_config_check_moe(&bad), RK_INVALID_ARGUMENT,
-                 "n_group=5: expected a divisor of num_experts=16");
+    assert_fails(rk_config_check_moe(&bad), RK_INVALID_ARGUMENT, "n_group=5: expected a divisor of the 16");
     bad = good;
     bad.topk_groups = 5;
     assert_fails(rk_config_check_moe(&bad), RK_INVALID_ARGUMENT, "topk_group=5: expected 1 to n_group=4");
