@@ -10,17 +10,21 @@
 #include "tests/proc/cli_fixture.h"
 #include "tests/support/models.h"
 
-#define ACTOR   "actor_rollout_ref.actor."
-#define ROLLOUT "actor_rollout_ref.rollout."
-#define TP      ACTOR "megatron.tensor_model_parallel_size="
-#define CP      ACTOR "megatron.context_parallel_size="
-#define PP      ACTOR "megatron.pipeline_model_parallel_size="
-#define VPP     ACTOR "megatron.virtual_pipeline_model_parallel_size="
-#define EP      ACTOR "megatron.expert_model_parallel_size="
-#define REPLAY  ACTOR "megatron.router_replay.mode="
-#define SFT_JOB RK_TEST_SOURCE_DIR "/examples/digits/sft.json"
-#define DPO_JOB RK_TEST_SOURCE_DIR "/examples/digits/dpo.json"
-#define MODEL   "actor_rollout_ref.model.hf_config_path=" RK_TEST_SOURCE_DIR "/examples/digits/"
+#define ACTOR     "actor_rollout_ref.actor."
+#define ROLLOUT   "actor_rollout_ref.rollout."
+#define TP        ACTOR "megatron.tensor_model_parallel_size="
+#define CP        ACTOR "megatron.context_parallel_size="
+#define PP        ACTOR "megatron.pipeline_model_parallel_size="
+#define VPP       ACTOR "megatron.virtual_pipeline_model_parallel_size="
+#define EP        ACTOR "megatron.expert_model_parallel_size="
+#define REPLAY    ACTOR "megatron.router_replay.mode="
+#define ROUTER    ACTOR "megatron.override_transformer_config.moe_"
+#define BALANCING ROUTER "router_load_balancing_type="
+#define AUX_LOSS  ROUTER "aux_loss_coeff="
+#define Z_LOSS    ROUTER "z_loss_coeff="
+#define SFT_JOB   RK_TEST_SOURCE_DIR "/examples/digits/sft.json"
+#define DPO_JOB   RK_TEST_SOURCE_DIR "/examples/digits/dpo.json"
+#define MODEL     "actor_rollout_ref.model.hf_config_path=" RK_TEST_SOURCE_DIR "/examples/digits/"
 /* Two prompts of four responses. */
 #define SMALL    "--rows=2", ROLLOUT "n=4"
 #define ARGS_MAX 40
@@ -221,6 +225,24 @@ static void test_verify_experts_and_latents(void **state)
          "actor pp=2 on 2 ranks",
          69,
          {"actor old_log_probs", "actor model.layers.1.mlp.gate.weight"}},
+        {"losses of routers over sequences, tp 2, ep 2",
+         TINY_JOB,
+         "--local=4",
+         4,
+         {SMALL, TP "2", EP "2", MODEL "config-moe.json", BALANCING "seq_aux_loss", AUX_LOSS "0.2",
+          Z_LOSS "0.02", NULL},
+         "actor tp=2 ep=2 dp=2 on 4 ranks",
+         69,
+         {"actor actor/seq_load_balancing_loss", "actor actor/z_loss",
+          "actor model.layers.1.mlp.gate.weight"}},
+        {"losses of routers over micro-batches, which are compared over sequences, tp 2, ep 2",
+         TINY_JOB,
+         "--local=4",
+         4,
+         {SMALL, TP "2", EP "2", MODEL "config-moe.json", BALANCING "aux_loss", AUX_LOSS "0.2", NULL},
+         "actor tp=2 ep=2 dp=2 on 4 ranks",
+         69,
+         {"actor actor/seq_load_balancing_loss", "actor model.layers.1.mlp.gate.weight"}},
         {"latents, tp 2, pp 2, with a critic",
          TINY_JOB,
          "--local=4",
