@@ -40,6 +40,7 @@ struct rk_memory_plan_desc {
     int64_t reshard_bucket_bytes;
     struct rk_memory_limits limits;
     const struct rk_device *device; /* asked for the workspace of its operators; NULL: the plan has none */
+    const char *weights_dir;        /* rk_model_check_hf of the model; NULL: no weights are looked at */
 };
 
 struct rk_memory_plan {
@@ -53,7 +54,7 @@ struct rk_memory_plan {
 };
 
 /* Errors: INVALID_ARGUMENT, UNIMPLEMENTED and RESOURCE_EXHAUSTED of the model, the optimizer and the
- * rollout. */
+ * rollout; those of rk_model_check_hf. */
 struct rk_status *rk_memory_plan_make(struct rk_memory_plan *out,
                                       const struct rk_memory_plan_desc *desc) RK_NODISCARD;
 /* Allocates what the passes of the model and the operators on its stream will need. RESOURCE_EXHAUSTED. */

@@ -262,6 +262,9 @@ uint64_t rk_model_offload_bytes(const struct rk_model *model);
  * element index), independent of the layout. CANCELLED on this rank alone. */
 struct rk_status *rk_model_init_random(struct rk_model *model, uint64_t seed,
                                        const struct rk_engine_hooks *hooks) RK_NODISCARD;
+/* Whether the directory has the tensors of this rank's parameters, with the shapes of config.json and the
+ * scales of FP8 tensors: the errors of rk_model_load_hf, from the headers of the files. */
+struct rk_status *rk_model_check_hf(const struct rk_model *model, const char *dir) RK_NODISCARD;
 /* Collective. Reads only this rank's slices; F32 and F16 files also set the masters of a bf16 model that
  * trains. Missing optional tensors (RK_PARAM_OPTIONAL) are initialised as by rk_model_init_random with the
  * seed of the description, with a warning. NOT_FOUND names any other missing tensor and its expected place;

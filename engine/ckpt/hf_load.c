@@ -56,9 +56,8 @@ static struct rk_status *check_tensor(const struct rk_param *param, const struct
     for (int32_t i = 0; same && i < rank; i++)
         same = tensor->shape[i] == shape[i];
     if (!same)
-        return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "tensor '%s' in '%s' has rank %d and shape %s, expected %s by config.json",
-                       tensor->name, rk_st_path(found->file), tensor->rank,
+        return RK_FAIL(RK_INVALID_ARGUMENT, "tensor '%s' in '%s' has shape %s, expected %s by config.json",
+                       tensor->name, rk_st_path(found->file),
                        shape_text(has, sizeof(has), tensor->shape, tensor->rank),
                        shape_text(expected, sizeof(expected), shape, rank));
     switch (tensor->dtype) {
@@ -75,11 +74,43 @@ static struct rk_status *check_tensor(const struct rk_param *param, const struct
 }
 
 /* Whether the parameter is optional and missing from the directory. */
+static bool is_missing(const struct rk_hf_dir *dir, const struct rk_param *param)
+{
+    return (param->flags & RK_PARAM_OPTIONAL) && !rk_hf_dir_has(dir, param);
+}
+
 static bool is_new(const struct load_job *job, int64_t i)
 {
-    const struct rk_param *param = rk_params_at(&job->model->core->params, i);
+    return is_missing(job->dir, rk_params_at(&job->model->core->params, i));
+}
 
-    return (param->flags & RK_PARAM_OPTIONAL) && !rk_hf_dir_has(job->dir, param);
+static struct rk_status *find_tensor(struct rk_hf_dir *dir, const struct rk_param *param,
+                                     struct rk_hf_tensor *found)
+{
+    RK_TRY(rk_hf_dir_find(dir, param, found));
+    return check_tensor(param, found);
+}
+
+static struct rk_status *check_params(struct rk_hf_dir *dir, const struct rk_param_table *params)
+{
+    struct rk_hf_tensor found;
+
+    for (int64_t i = 0; i < params->count; i++) {
+        if (rk_params_placement(params, i)->is_held && !is_missing(dir, rk_params_at(params, i)))
+            RK_TRY(find_tensor(dir, rk_params_at(params, i), &found));
+    }
+    return NULL;
+}
+
+struct rk_status *rk_model_check_hf(const struct rk_model *model, const char *path)
+{
+    struct rk_hf_dir *dir;
+    struct rk_status *st = rk_hf_dir_open(&dir, path);
+
+    if (!st)
+        st = check_params(dir, &model->core->params);
+    rk_hf_dir_close(dir);
+    return st ? RK_WRAP(st, "loading the model from '%s'", path) : NULL;
 }
 
 /* Only for matrices: a missing bias is zero, which is the normal case. */
@@ -118,8 +149,7 @@ static struct rk_status *plan_param(struct load_job *job, int64_t i)
         warn_new(job, i);
         return NULL;
     }
-    RK_TRY(rk_hf_dir_find(job->dir, param, &found));
-    RK_TRY(check_tensor(param, &found));
+    RK_TRY(find_tensor(job->dir, param, &found));
     if (param->flags & RK_PARAM_WIDE)
         return NULL; /* has no blocks: load_wide */
     block.file = found.file;

@@ -376,6 +376,10 @@ struct rk_status *rk_memory_plan_make(struct rk_memory_plan *out, const struct r
     RK_ASSERT(desc->struct_size == sizeof(*desc));
     *out = (struct rk_memory_plan){0};
     st = run_all(&run, out);
+    if (st)
+        st = RK_WRAP(st, "planning memory");
+    else if (desc->weights_dir)
+        st = rk_model_check_hf(run.model, desc->weights_dir);
     if (!st) {
         out->workspace = rk_device_dry_workspace(run.device);
         out->memory.workspace_bytes += out->workspace.scratch_bytes + out->workspace.kept_bytes;
@@ -390,7 +394,7 @@ struct rk_status *rk_memory_plan_make(struct rk_memory_plan *out, const struct r
         }
     }
     dry_run_fini(&run);
-    return st ? RK_WRAP(st, "planning memory") : NULL;
+    return st;
 }
 
 struct rk_status *rk_memory_plan_reserve(const struct rk_memory_plan *plan, struct rk_model *model)

@@ -269,6 +269,18 @@ static struct rk_status *make_plan(struct rk_model_build *build)
     return rk_memory_plan_make(&build->plan, &build->desc);
 }
 
+/* Looks at the weights as well, before they get memory. A dry run has only their config.json. */
+static struct rk_status *make_first_plan(struct rk_model_build *build)
+{
+    struct rk_status *st;
+
+    if (!build->lacks_weights && !build->call->worker->config.is_dry_run)
+        build->desc.weights_dir = build->dir;
+    st = make_plan(build);
+    build->desc.weights_dir = NULL;
+    return st;
+}
+
 /* The model whose weights the role uses. */
 static struct rk_status *read_owner(struct rk_model_build *build)
 {
@@ -305,7 +317,7 @@ struct rk_status *rk_model_build_prepare(struct rk_model_build *build)
     RK_TRY(read_bucket(build));
     if (build->plan_only)
         rk_model_build_count_sums(build);
-    return make_plan(build);
+    return make_first_plan(build);
 }
 
 struct rk_comm_group *rk_model_build_sums(const struct rk_model_build *build)

@@ -302,7 +302,7 @@ static const struct load_case load_cases[] = {
      NULL,
      NULL,
      RK_INVALID_ARGUMENT,
-     "has rank 1"},
+     "shape [384], expected [24, 16]"},
     {"integers",
      false,
      {{SINGLE, {F32, .reshape = "model.norm.weight", .retype = RK_DTYPE_I32}}},

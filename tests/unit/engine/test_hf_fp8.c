@@ -286,6 +286,7 @@ static void test_load_of_bad_scales_names_them(void **state)
             add(&file, rk_strdup(MATRIX "_scale_inv"), cases[i].dtype, 2, cases[i].rows, cases[i].cols);
         write_file(&file, path);
         print_message("  %s\n", cases[i].label);
+        assert_fails(rk_model_check_hf(test.model, dir), cases[i].code, cases[i].error);
         assert_fails(rk_model_load_hf(test.model, dir, NULL), cases[i].code, cases[i].error);
         rk_test_model_close(&test);
         file_fini(&file);

@@ -15,6 +15,13 @@
     "131, \"head_dim\": 8,"                                                                               \
     " \"max_position_embeddings\": 128, \"initializer_range\": 0.1, \"tie_word_embeddings\": false}"
 
+#define EXPERTS(num)                                                                                      \
+    "{\"model_type\": \"qwen3_moe\", \"hidden_size\": 16, \"num_hidden_layers\": 1, \"head_dim\": 8,"     \
+    " \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"vocab_size\": 131, \"num_experts\": " num \
+    ","                                                                                                   \
+    " \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 16, \"intermediate_size\": 16,"              \
+    " \"max_position_embeddings\": 128}"
+
 static struct rk_memory_plan_desc make_desc(struct rk_json **config, const struct rk_mesh *mesh)
 {
     const char *text = CONFIG;
@@ -117,6 +124,41 @@ static void test_plan_with_failing_allocation_is_resource_exhausted(void **state
     rk_mesh_destroy(mesh);
 }
 
+/* Goal: a plan that is given the weights refuses them before any memory is taken: the tensors are those of
+ * config.json. Method: the weights of four experts, and a config.json of four or five. */
+static void test_plan_looks_at_the_weights(void **state)
+{
+    const struct rk_test_model_spec spec = {.config = EXPERTS("4"), .seed = 3, .dtype = RK_DTYPE_F32};
+    static const char *const configs[] = {EXPERTS("4"), EXPERTS("5")};
+    char *dir = rk_test_temp_path("experts");
+    struct rk_mesh_spec mesh_spec = {0};
+    struct rk_test_model test;
+    struct rk_mesh *mesh;
+
+    (void)state;
+    assert_ok(rk_mesh_create(&mesh, &mesh_spec, 1));
+    assert_ok(rk_test_model_open(&test, &spec));
+    assert_ok(rk_model_export_hf(test.model, dir, 0, NULL));
+    for (size_t i = 0; i < RK_ARRAY_LEN(configs); i++) {
+        struct rk_memory_plan_desc desc = {.struct_size = sizeof(desc), .mesh = mesh, .weights_dir = dir};
+        struct rk_memory_plan plan;
+        struct rk_json *config;
+
+        assert_ok(rk_json_parse(&config, configs[i], strlen(configs[i]), "config.json", 0));
+        desc.model = (struct rk_model_desc){
+            .struct_size = sizeof(desc.model), .hf_config = config, .dtype = RK_DTYPE_F32};
+        if (i == 0)
+            assert_ok(rk_memory_plan_make(&plan, &desc));
+        else
+            assert_fails(rk_memory_plan_make(&plan, &desc), RK_INVALID_ARGUMENT,
+                         "model.layers.0.mlp.gate.weight");
+        rk_json_free(config);
+    }
+    rk_test_model_close(&test);
+    rk_mesh_destroy(mesh);
+    rk_free(dir);
+}
+
 static void test_plan_check_names_kinds(void **state)
 {
     const struct rk_memory_plan plan = {
@@ -198,6 +240,7 @@ int main(void)
         cmocka_unit_test(test_plan_without_device_matches_formulas),
         cmocka_unit_test(test_plan_bad_arguments_are_refused),
         cmocka_unit_test(test_plan_with_failing_allocation_is_resource_exhausted),
+        cmocka_unit_test(test_plan_looks_at_the_weights),
         cmocka_unit_test(test_plan_check_names_kinds),
         cmocka_unit_test(test_room_shrinks_with_every_role),
         cmocka_unit_test(test_cache_blocks_fit_the_share),
