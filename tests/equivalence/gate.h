@@ -1,12 +1,14 @@
 /* The equivalence gate: results must not depend on the layout. Layouts x models x dtypes, each compared with
  * one rank.
  *
- * A case trains a model from the same random weights on the same 12 sequences for four steps. An outcome has
+ * A case trains a model from the same random weights on the same 12 sequences for some steps. An outcome has
  * the outputs of every token, of a forward-only pass and of training; the loss; every gradient of the first
  * step, gathered to the whole tensor; the gradient norms; and every parameter after the last step. Layouts
- * and models are rows of gate_table.c: a new parallel feature adds rows. */
+ * and models are rows of gate_table.c: a new parallel feature adds rows, and an axis to RK_GATE_AXES. */
 #ifndef RK_TEST_GATE_H
 #define RK_TEST_GATE_H
+
+#include <string.h>
 
 #include "engine/rk_model.h"
 #include "engine/rk_train.h"
@@ -16,7 +18,8 @@ RK_BEGIN_DECLS
 #define RK_GATE_NUM_SEQS     12
 #define RK_GATE_NUM_TOKENS   469 /* of all sequences */
 #define RK_GATE_SEQ_LEN_MAX  97
-#define RK_GATE_NUM_STEPS    4
+#define RK_GATE_NUM_STEPS    4    /* of the whole gate */
+#define RK_GATE_FEW_STEPS    2    /* the first gathers gradients, in the second reductions overlap the pass */
 #define RK_GATE_LR           3e-4 /* with a larger rate rounding errors grow tenfold per step */
 #define RK_GATE_PARAMS_MAX   192
 #define RK_GATE_ELEMENTS_MAX 200000
@@ -28,7 +31,6 @@ RK_BEGIN_DECLS
 struct rk_gate_model {
     const char *name, *config; /* text of a config.json */
     const char *head;          /* row of the head table */
-    rk_dtype_t dtype;          /* that it has in the sample */
     /* 0: dense. With experts there is no BF16, in which rounding decides which of two close experts a token
      * goes to, and layouts round differently. */
     int32_t num_experts;
@@ -42,8 +44,6 @@ struct rk_gate_model {
 
 struct rk_gate_layout {
     const char *name;
-    const char *model; /* the model with which the sample, which runs for every change, combines this
-                        * layout */
     int32_t tp, cp, dp, pp, vpp; /* 0: 1 */
     int32_t ep, etp;             /* 0: 1, and tp */
     int32_t moe_dispatch_tokens; /* 0: the default */
@@ -81,6 +81,7 @@ struct rk_gate_case {
     const struct rk_gate_layout *layout;
     const struct rk_gate_model *model;
     rk_dtype_t dtype;
+    int32_t num_steps;     /* 0: RK_GATE_NUM_STEPS */
     bool has_bf16_weights; /* an F32 model on one rank that starts with the weights of the BF16 model */
     rk_gate_mutation_t mutation;
     const char *mutated; /* the parameter */
@@ -100,6 +101,58 @@ struct rk_gate_outcome {
     double grads[RK_GATE_ELEMENTS_MAX], params[RK_GATE_ELEMENTS_MAX];
 };
 
+/* gate_sample.c: axes of which the sample has every pair. A case is a set of them, one bit for each. */
+#define RK_GATE_AXES(X)                                                                                \
+    X(TP, "tp", layout->tp > 1)                                                                        \
+    X(SP, "sp", layout->sequence_parallel)                                                             \
+    X(CP, "cp", layout->cp > 1)                                                                        \
+    X(PP, "pp", layout->pp > 1)                                                                        \
+    X(VPP, "vpp", layout->vpp > 1)                                                                     \
+    X(DP, "dp", layout->dp > 1)                                                                        \
+    X(EP, "ep", model->num_experts > 0 && layout->ep > 1)                                              \
+    X(ETP, "etp", model->num_experts > 0 && layout->etp > 0)                                           \
+    X(ROUNDS, "rounds", model->num_experts > 0 && layout->moe_dispatch_tokens > 0)                     \
+    X(KEPT, "kept rows", model->num_experts > 0 && layout->moe_keep_dispatched)                        \
+    X(MICRO, "micro-batches", layout->num_micro_batches > 1)                                           \
+    X(RECOMPUTE, "recompute", layout->recompute_num_layers > 0)                                        \
+    X(STRICT, "strict", layout->is_strict)                                                             \
+    X(DENSE, "dense", model->num_experts == 0)                                                         \
+    X(EXPERTS, "experts", model->num_experts > 0)                                                      \
+    X(LATENT, "latent", strstr(model->config, "kv_lora_rank") != NULL)                                 \
+    X(WINDOW, "windows", strstr(model->config, "\"mistral\"") || strstr(model->config, "\"mixtral\"")) \
+    X(BIASES, "biases", strstr(model->config, "\"qwen2") != NULL)                                      \
+    X(HEAD_NORMS, "head norms", strstr(model->config, "\"qwen3") != NULL)                              \
+    X(REPLAY, "replay", model->num_routes > 0)                                                         \
+    X(ROUTER_LOSS, "router losses", model->moe.aux_loss_coeff > 0)                                     \
+    X(BIAS_UPDATE, "bias updates", model->moe.updates_bias)                                            \
+    X(VALUES, "values", strcmp(model->head, "lm") != 0)                                                \
+    X(TIED, "tied", strstr(model->config, "\"tie_word_embeddings\": true") != NULL)                    \
+    X(F64, "f64", test->dtype == RK_DTYPE_F64)                                                         \
+    X(F32, "f32", test->dtype == RK_DTYPE_F32)                                                         \
+    X(BF16, "bf16", test->dtype == RK_DTYPE_BF16)
+
+typedef enum rk_gate_axis {
+#define RK_GATE_AXIS(id, name, has) RK_GATE_##id,
+    RK_GATE_AXES(RK_GATE_AXIS)
+#undef RK_GATE_AXIS
+        RK_GATE_NUM_AXES
+} rk_gate_axis_t;
+
+/* with[a]: the axes that some case has together with axis a. */
+struct rk_gate_pairs {
+    uint32_t with[RK_GATE_NUM_AXES];
+};
+
+const char *rk_gate_axis_name(rk_gate_axis_t axis);
+/* Adds the pairs of a case. */
+void rk_gate_add_pairs(struct rk_gate_pairs *pairs, const struct rk_gate_case *test);
+/* All cases of the gate that can run here; returns their number. rk_free(*out). */
+int32_t rk_gate_all_cases(struct rk_gate_case **out);
+/* Few of them, by a rule that gate_sample.c describes; at most RK_GATE_CASES_MAX. */
+int32_t rk_gate_sample(struct rk_gate_case *sample);
+bool rk_gate_sample_has_models(void);
+
+int32_t rk_gate_num_steps(const struct rk_gate_case *test);
 /* "t2s qwen3 bf16"; valid until the next call. */
 const char *rk_gate_label(const struct rk_gate_case *test);
 

@@ -32,7 +32,7 @@ struct values {
 };
 
 /* Effect of Adam on one element whose gradient is nearly 0, if it has the opposite sign in every step. */
-#define FLIP (2 * RK_GATE_LR * RK_GATE_NUM_STEPS)
+#define FLIP(num_steps) (2 * RK_GATE_LR * (num_steps))
 
 static const double *values_at(const struct rk_gate_outcome *outcome, const struct values *values)
 {
@@ -148,8 +148,9 @@ static void compare_loss(struct comparison *c)
         compare_values(c, &sum, 0);
 }
 
-static struct values values_of_param(const struct rk_gate_outcome *outcome, int64_t i, rk_param_kind_t kind)
+static struct values values_of_param(const struct comparison *c, int64_t i, rk_param_kind_t kind)
 {
+    const struct rk_gate_outcome *outcome = c->golden->same_dtype;
     size_t begin = (size_t)outcome->begin[i] * sizeof(double);
     int64_t count = outcome->begin[i + 1] - outcome->begin[i];
 
@@ -159,10 +160,10 @@ static struct values values_of_param(const struct rk_gate_outcome *outcome, int6
     if (kind == RK_PARAM_GRADIENT)
         return (struct values){"gradient", outcome->names[i], offsetof(struct rk_gate_outcome, grads) + begin,
                                count,      smallest,          0};
-    /* Biases start at 0, and four steps of Adam change them by a few thousandths; the gradients of key biases
-     * are nearly 0, because the softmax hardly depends on them. */
+    /* Biases start at 0, and a few steps of Adam change them by a few thousandths; the gradients of key
+     * biases are nearly 0, because the softmax hardly depends on them. */
     return (struct values){"value", outcome->names[i], offsetof(struct rk_gate_outcome, params) + begin,
-                           count,   INITIALIZER_RANGE, FLIP};
+                           count,   INITIALIZER_RANGE, FLIP(rk_gate_num_steps(c->test))};
 }
 
 static double level_of(const struct comparison *c, rk_param_kind_t kind)
@@ -171,7 +172,7 @@ static double level_of(const struct comparison *c, rk_param_kind_t kind)
     double sum = 0;
 
     for (int64_t i = 0; c->test->dtype == RK_DTYPE_BF16 && i < one->num_params; i++) {
-        struct values values = values_of_param(one, i, kind);
+        struct values values = values_of_param(c, i, kind);
 
         sum += nmse_of(one, c->golden->f32, &values);
     }
@@ -185,7 +186,7 @@ static void compare_params(struct comparison *c, rk_param_kind_t kind)
 
     RK_ASSERT(c->actual->num_params == one->num_params);
     for (int64_t i = 0; i < one->num_params; i++) {
-        struct values values = values_of_param(one, i, kind);
+        struct values values = values_of_param(c, i, kind);
 
         compare_values(c, &values, level);
     }
@@ -196,7 +197,7 @@ static void compare_norms(struct comparison *c)
 {
     double level = level_of(c, RK_PARAM_GRADIENT);
 
-    for (int step = 0; step < RK_GATE_NUM_STEPS; step++) {
+    for (int step = 0; step < rk_gate_num_steps(c->test); step++) {
         size_t offset = offsetof(struct rk_gate_outcome, grad_norm) + (size_t)step * sizeof(double);
         char name[16];
 
@@ -225,7 +226,8 @@ int32_t rk_gate_compare(struct rk_gate_diff *diffs, const struct rk_gate_case *t
 static bool is_one_rank_of(const struct rk_gate_case *golden, const struct rk_gate_case *test, bool has_bf16)
 {
     return golden->layout == &rk_gate_one_rank && golden->model == test->model &&
-           golden->dtype == (has_bf16 ? RK_DTYPE_F32 : test->dtype) && golden->has_bf16_weights == has_bf16;
+           golden->dtype == (has_bf16 ? RK_DTYPE_F32 : test->dtype) && golden->has_bf16_weights == has_bf16 &&
+           golden->num_steps == test->num_steps;
 }
 
 static int32_t find_golden(const struct rk_gate_case *cases, int32_t count, const struct rk_gate_case *test,
@@ -247,6 +249,7 @@ static int32_t add_golden(struct rk_gate_case *all, int32_t count, const struct 
         all[count++] = (struct rk_gate_case){.layout = &rk_gate_one_rank,
                                              .model = test->model,
                                              .dtype = has_bf16 ? RK_DTYPE_F32 : test->dtype,
+                                             .num_steps = test->num_steps,
                                              .has_bf16_weights = has_bf16};
     return count;
 }

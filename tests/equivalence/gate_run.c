@@ -75,7 +75,7 @@ static struct rk_status *forward(struct training *training, int64_t num_micro_ba
     return rk_model_forward_all(training->model, &work);
 }
 
-/* --- four steps --- */
+/* --- steps --- */
 
 static struct rk_status *bind_micro_batch(void *user, int64_t i, struct rk_train_micro *out)
 {
@@ -141,7 +141,7 @@ static struct rk_status *train(struct training *training, int64_t num_micro_batc
     struct rk_train_work work = {.count = num_micro_batches, .bind = bind_micro_batch, .user = training};
     struct rk_gate_outcome *outcome = training->outcome;
 
-    for (int step = 0; step < RK_GATE_NUM_STEPS; step++) {
+    for (int step = 0; step < rk_gate_num_steps(training->test); step++) {
         struct rk_step_stats stats;
 
         RK_TRY(rk_train_begin(model));
@@ -236,7 +236,8 @@ static int run_case(const struct rk_test_model_spec *spec, const struct rk_gate_
     RK_RANK_OK(rk_train_enable(opened.model, &optim));
     RK_RANK_OK(train(training, num_micro_batches));
     if (!test->mutation) {
-        RK_RANK_CHECK(rk_model_weight_version(opened.model) == RK_GATE_NUM_STEPS, "weight version");
+        RK_RANK_CHECK(rk_model_weight_version(opened.model) == (uint64_t)rk_gate_num_steps(test),
+                      "weight version");
         RK_RANK_OK(rk_model_verify_replicas(opened.model, NULL, &num_compared));
         RK_RANK_CHECK(rk_gate_num_ranks(layout) == RK_MAX(layout->pp, 1) || num_compared > 0, "no copies");
     }
@@ -277,6 +278,11 @@ static int run_rank(int32_t rank, int32_t num_ranks, void *user)
 }
 
 /* --- cases --- */
+
+int32_t rk_gate_num_steps(const struct rk_gate_case *test)
+{
+    return test->num_steps > 0 ? test->num_steps : RK_GATE_NUM_STEPS;
+}
 
 const char *rk_gate_label(const struct rk_gate_case *test)
 {

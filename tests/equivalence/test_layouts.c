@@ -4,49 +4,99 @@
 
 #include <string.h>
 
+#include "base/rk_alloc.h"
+#include "base/rk_config.h"
 #include "tests/equivalence/gate.h"
 #include "tests/support/device.h"
 #include "tests/support/fake_nccl.h"
 
-/* The case of the sample with the i-th layout. F64 is only for the CPU: a GPU uses its widest dtype
- * instead. */
-static struct rk_gate_case sample_at(size_t i)
+static bool has_pair(const struct rk_gate_pairs *pairs, rk_gate_axis_t a, rk_gate_axis_t b)
 {
-    const struct rk_gate_model *model = rk_gate_find_model(rk_gate_layouts[i].model);
-
-    assert_non_null(model);
-    return (struct rk_gate_case){
-        .layout = &rk_gate_layouts[i],
-        .model = model,
-        .dtype = model->dtype == RK_DTYPE_F64 ? rk_test_device_dtype() : model->dtype,
-    };
+    return pairs->with[a] >> b & 1;
 }
 
-/* Goal: no model is missing from the sample. */
-static void test_sample_has_every_model(void **state)
+/* Adds the pairs of all cases that can run here, and sets a bit of *models for each model. */
+static void collect(struct rk_gate_pairs *pairs, uint64_t *models, const struct rk_gate_case *cases,
+                    int32_t count)
 {
-    (void)state;
-    for (size_t m = 0; m < rk_gate_num_models; m++) {
-        size_t i = 0;
-
-        while (i < rk_gate_num_layouts && sample_at(i).model != &rk_gate_models[m])
-            i++;
-        if (i == rk_gate_num_layouts)
-            fail_msg("no layout has the model %s", rk_gate_models[m].name);
+    for (int32_t i = 0; i < count; i++) {
+        rk_gate_add_pairs(pairs, &cases[i]);
+        *models |= (uint64_t)1 << (cases[i].model - rk_gate_models);
     }
 }
 
+/* Goal: the sample lacks no pair of axes that the gate has, and no model. */
+static void test_sample_has_every_pair_and_model(void **state)
+{
+    static struct rk_gate_case sample[RK_GATE_CASES_MAX];
+    struct rk_gate_pairs all_pairs = {0}, pairs = {0};
+    uint64_t all_models = 0, models = 0;
+    struct rk_gate_case *all;
+    int32_t num_all = rk_gate_all_cases(&all), count = rk_gate_sample(sample);
+
+    (void)state;
+    collect(&all_pairs, &all_models, all, num_all);
+    collect(&pairs, &models, sample, count);
+    rk_free(all);
+    print_message("%d of %d cases\n", count, num_all);
+    for (int32_t i = 0; i < count; i++)
+        print_message("  %s\n", rk_gate_label(&sample[i]));
+    for (int a = 0; a < RK_GATE_NUM_AXES; a++) {
+        for (int b = 0; b <= a; b++) {
+            if (has_pair(&all_pairs, a, b) && !has_pair(&pairs, a, b))
+                fail_msg("no case with %s and %s", rk_gate_axis_name(a), rk_gate_axis_name(b));
+        }
+    }
+    if (rk_gate_sample_has_models())
+        assert_int_equal(models, all_models);
+}
+
+/* Goal: the gate itself has every pair of these axes, whatever rows its tables lose. On the CPU without NCCL,
+ * which runs all cases. */
+static void test_gate_has_every_pair_of_parallel_axes(void **state)
+{
+    static const rk_gate_axis_t axes[] = {RK_GATE_TP,     RK_GATE_SP,     RK_GATE_CP,    RK_GATE_PP,
+                                          RK_GATE_DP,     RK_GATE_EP,     RK_GATE_ETP,   RK_GATE_ROUNDS,
+                                          RK_GATE_STRICT, RK_GATE_F64,    RK_GATE_F32,   RK_GATE_BF16,
+                                          RK_GATE_LATENT, RK_GATE_REPLAY, RK_GATE_DENSE, RK_GATE_EXPERTS};
+    /* A case has one dtype; what is for experts is not for dense models. */
+    const uint32_t dtypes = 1U << RK_GATE_F64 | 1U << RK_GATE_F32 | 1U << RK_GATE_BF16;
+    const uint32_t sparse = 1U << RK_GATE_EP | 1U << RK_GATE_ETP | 1U << RK_GATE_ROUNDS |
+                            1U << RK_GATE_REPLAY | 1U << RK_GATE_EXPERTS;
+    struct rk_gate_pairs pairs = {0};
+    uint64_t models = 0;
+    struct rk_gate_case *all;
+    int32_t count, num_wrong = 0;
+
+    (void)state;
+    if (rk_env("RK_TEST_COMM") || rk_test_device_dtype() != RK_DTYPE_F64)
+        skip();
+    count = rk_gate_all_cases(&all);
+    collect(&pairs, &models, all, count);
+    rk_free(all);
+    for (size_t i = 0; i < RK_ARRAY_LEN(axes); i++) {
+        for (size_t k = 0; k <= i; k++) {
+            uint32_t both = 1U << axes[i] | 1U << axes[k];
+            bool is_impossible =
+                i != k && ((both & ~dtypes) == 0 || ((both & 1U << RK_GATE_DENSE) && (both & sparse)));
+
+            if (has_pair(&pairs, axes[i], axes[k]) == is_impossible)
+                print_error("%s and %s: expected %s case\n", rk_gate_axis_name(axes[i]),
+                            rk_gate_axis_name(axes[k]), is_impossible ? "no" : "a");
+            num_wrong += has_pair(&pairs, axes[i], axes[k]) == is_impossible;
+        }
+    }
+    assert_int_equal(num_wrong, 0);
+}
+
 /* Goal: losses, log-probs, entropies, values, gradients, gradient norms and parameters do not depend on the
- * layout. Method: every layout with one model and dtype, against one rank. */
+ * layout. Method: the cases of the sample, against one rank. */
 static void test_sample_of_layouts_equals_one_rank(void **state)
 {
     static struct rk_gate_case cases[RK_GATE_CASES_MAX];
 
     (void)state;
-    assert_true(rk_gate_num_layouts <= RK_GATE_CASES_MAX);
-    for (size_t i = 0; i < rk_gate_num_layouts; i++)
-        cases[i] = sample_at(i);
-    rk_gate_check(cases, (int32_t)rk_gate_num_layouts);
+    rk_gate_check(cases, rk_gate_sample(cases));
 }
 
 /* --- omitted sums --- */
@@ -101,6 +151,7 @@ static void test_gradient_without_a_sum_is_detected(void **state)
         cases[i] = (struct rk_gate_case){.layout = rk_gate_find_layout(rows[i].layout),
                                          .model = rk_gate_find_model(rows[i].model),
                                          .dtype = rows[i].dtype,
+                                         .num_steps = 1,
                                          .mutation = rows[i].mutation,
                                          .mutated = rows[i].param};
         num_possible += rk_gate_can_run(&cases[i]);
@@ -127,7 +178,8 @@ static void test_train_twice_gives_identical_bits(void **state)
     for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
         const struct rk_gate_case test = {.layout = rk_gate_find_layout(rows[i].layout),
                                           .model = rk_gate_find_model(rows[i].model),
-                                          .dtype = RK_DTYPE_F32};
+                                          .dtype = RK_DTYPE_F32,
+                                          .num_steps = RK_GATE_FEW_STEPS};
         const struct rk_gate_case twice[] = {test, test};
         struct rk_gate_outcome *outcomes;
 
@@ -177,7 +229,8 @@ static void test_kept_rows_give_the_same_bits(void **state)
         for (int k = 0; k < 2; k++)
             both[k] = (struct rk_gate_case){.layout = k ? &kept : &rows[i].layout,
                                             .model = rk_gate_find_model(rows[i].model),
-                                            .dtype = RK_DTYPE_BF16};
+                                            .dtype = RK_DTYPE_BF16,
+                                            .num_steps = RK_GATE_FEW_STEPS};
         if (!rk_gate_has_ranks(both[0].layout))
             continue;
         outcomes = rk_gate_run(both, 2);
@@ -200,8 +253,9 @@ static void test_rounds_have_the_bits_of_one_round(void **state)
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(dtypes) && rk_gate_has_ranks(&layouts[0]); i++) {
-        const struct rk_gate_case both[] = {{.layout = &layouts[0], .model = model, .dtype = dtypes[i]},
-                                            {.layout = &layouts[1], .model = model, .dtype = dtypes[i]}};
+        const struct rk_gate_case both[] = {
+            {.layout = &layouts[0], .model = model, .dtype = dtypes[i], .num_steps = RK_GATE_FEW_STEPS},
+            {.layout = &layouts[1], .model = model, .dtype = dtypes[i], .num_steps = RK_GATE_FEW_STEPS}};
         struct rk_gate_outcome *outcomes = rk_gate_run(both, 2);
 
         if (memcmp(&outcomes[0], &outcomes[1], sizeof(outcomes[0])) != 0)
@@ -249,8 +303,8 @@ static void test_strict_outputs_have_the_bits_of_tp_alone(void **state)
     for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
         const struct rk_gate_model *model = rk_gate_find_model(rows[i].model);
         const struct rk_gate_case both[] = {
-            {.layout = &rows[i].whole, .model = model, .dtype = rows[i].dtype},
-            {.layout = &rows[i].divided, .model = model, .dtype = rows[i].dtype},
+            {.layout = &rows[i].whole, .model = model, .dtype = rows[i].dtype, .num_steps = 1},
+            {.layout = &rows[i].divided, .model = model, .dtype = rows[i].dtype, .num_steps = 1},
         };
         struct rk_gate_outcome *outcomes;
 
@@ -267,7 +321,8 @@ static void test_strict_outputs_have_the_bits_of_tp_alone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sample_has_every_model),
+        cmocka_unit_test(test_sample_has_every_pair_and_model),
+        cmocka_unit_test(test_gate_has_every_pair_of_parallel_axes),
         cmocka_unit_test(test_sample_of_layouts_equals_one_rank),
         cmocka_unit_test(test_gradient_without_a_sum_is_detected),
         cmocka_unit_test(test_train_twice_gives_identical_bits),
