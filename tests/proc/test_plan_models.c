@@ -1,5 +1,5 @@
 /* The jobs of examples/plans: what rankctl plan says of published shapes, against figures by hand. With the
- * environment variable RK_TEST_LARGE also on 64 and 1,024 ranks. */
+ * environment variable RK_TEST_LARGE also on 64 to 1,024 ranks. */
 #include <string.h>
 
 #include "base/rk_alloc.h"
@@ -9,52 +9,85 @@
 
 #define PLANS      RK_TEST_SOURCE_DIR "/examples/plans/"
 #define DISPATCH   "actor_rollout_ref.actor.megatron.override_transformer_config."
-#define TIMEOUT_MS 1500000
+#define EP         "actor_rollout_ref.actor.megatron.expert_model_parallel_size="
+#define TIMEOUT_MS 600000
 
-/* Elements that a rank has of the model's parameters, with padding of the largest group of replicas; bytes of
- * the cache that a block of 16 tokens takes on a rank; operations of a token in an update, at 4,096 tokens;
- * the rows that a rank's experts take in a round.
- */
-struct expectation {
+/* A published model, in elements of its parameters; operations of a token in an update, at 4,096 tokens;
+ * and its rollout. */
+struct shape {
     const char *job;
-    const char *world;
-    bool is_large; /* only with RK_TEST_LARGE */
-    int64_t rank;
-    int64_t whole, split, tp; /* on every rank; divided by tp */
-    int64_t experts, ep;      /* divided by ep */
-    int64_t block_bytes;      /* 0: no rollout */
-    double operations, imbalance;
+    int64_t whole, split; /* on every rank of the actor's stage; divided by its tp */
+    int64_t experts;      /* of the stage */
+    int64_t rope_bytes;   /* of the table of sines and cosines, in f32 */
+    int64_t tp, pp;       /* of the actor */
+    double operations;
+    /* Of a rank of the rollout; 0: there is none. */
+    int64_t rollout_elements;
+    int64_t block_bytes; /* of the cache for 16 tokens */
 };
 
-/* Qwen3-30B-A3B, 30,532,122,624 parameters, ep = 8. Experts: 48 x 128 x 3 x 2048 x 768. Operations: 3 x (48 x
- * (2 x 56,885,248 + 4 x 4096 x 2048) + 2 x 2048 x 151936). Cache of tp = 4: k and v of one head of 128 in 48
- * layers. Rounds take 16,384 tokens; micro-batches have 8,192. */
-#define QWEN(world_, is_large_)                                                       \
-    {                                                                                 \
-        "qwen3-30b-a3b.json", world_, is_large_, 0, 1541093376, 0, 1, 28991029248, 8, \
-            16LL * 48 * 2 * 128 * 2, 23081779200.0, 2                                 \
-    }
-/* Moonlight, 15,960,110,208 parameters and two more parts of 26 biases of 64, ep = 8. Experts: 26 x 64 x 3 x
- * 2048 x 1408. Operations: 3 x (a dense layer 2 x 82,968,576 and 26 of 2 x 83,099,648, each with 2 x 16 x 320
- * x 2048, and 2 x 2048 x 163840). Cache: 576 values in 27 layers. */
-#define MOONLIGHT(world_, is_large_)                                                                   \
-    {                                                                                                  \
-        "moonlight.json", world_, is_large_, 0, 1565262208, 0, 1, 14394851328, 8, 16LL * 27 * 576 * 2, \
-            17173315584.0, 2                                                                           \
-    }
+/* 30,532,122,624 parameters. Experts: 48 x 128 x 3 x 2048 x 768. Operations: 3 x (48 x (2 x 56,885,248 + 4 x
+ * 4096 x 2048) + 2 x 2048 x 151936). Rope: 40,960 positions of 64 angles.
+ * Rollout, tp = 4: whole are 48 x (router 128 x 2048, norms 2 x 2048 and 2 x 128) and a norm of 2048; of the
+ * vocabulary 38,016 rows, since 151,936 is padded to a multiple of 4 x 128; divided are the experts and 48 x
+ * (q and o 2 x 4096 x 2048, k and v 2 x 512 x 2048). Cache: k and v of one head of 128 in 48 layers. */
+static const struct shape qwen = {
+    .job = "qwen3-30b-a3b.json",
+    .whole = 30532122624 - 28991029248,
+    .experts = 28991029248,
+    .rope_bytes = 40960LL * 64 * 2 * 4,
+    .tp = 1,
+    .pp = 1,
+    .operations = 23081779200.0,
+    .rollout_elements = 48LL * (128 * 2048 + 2 * 2048 + 2 * 128) + 2048 + 2LL * 38016 * 2048 +
+                        (28991029248 + 48LL * (2 * 4096 + 2 * 512) * 2048) / 4,
+    .block_bytes = 16LL * 48 * 2 * 128 * 2,
+};
+
+/* 15,960,110,208 parameters and two more parts of 26 biases of 64. Experts: 26 x 64 x 3 x 2048 x 1408.
+ * Operations: 3 x (a dense layer 2 x 82,968,576 and 26 of 2 x 83,099,648, each with 2 x 16 x 320 x 2048, and
+ * 2 x 2048 x 163840). Rope: 8,192 positions of 32 angles.
+ * Rollout, tp = 4: whole are 27 x (kv_a 576 x 2048, norms 2 x 2048 and 512), 26 x (router 64 x 2048, three
+ * parts of a bias of 64) and a norm of 2048. Cache: 576 values in 27 layers. */
+static const struct shape moonlight = {
+    .job = "moonlight.json",
+    .whole = 15960113536 - 14394851328,
+    .experts = 14394851328,
+    .rope_bytes = 8192LL * 32 * 2 * 4,
+    .tp = 1,
+    .pp = 1,
+    .operations = 17173315584.0,
+    .rollout_elements = 35389824 + (15960113536 - 35389824) / 4,
+    .block_bytes = 16LL * 27 * 576 * 2,
+};
+
+/* A stage of four layers with experts, tp = 8. Whole, of a layer: q_a 1536 x 7168, kv_a 576 x 7168, norms
+ * 1536, 512, 7168, 7168, router 256 x 7168, three parts of a bias of 256. Split: q_b 24576 x 1536, kv_b
+ * 32768 x 512, o 7168 x 16384, a shared expert of 3 x 7168 x 2048. Experts: 256 of these. Operations: 3 x (3
+ * x 2 x 583,467,008, 58 x 2 x 585,302,016, each with 2 x 128 x 320 x 2048, and 2 x 7168 x 129280). Rope:
+ * 163,840 positions of 32 angles. */
+static const struct shape deepseek = {
+    .job = "deepseek-v3.json",
+    .whole = 4LL * 16990976,
+    .split = 4LL * 216006656,
+    .experts = 4LL * 11274289152,
+    .rope_bytes = 163840LL * 32 * 2 * 4,
+    .tp = 8,
+    .pp = 16,
+    .operations = 250449887232.0,
+};
+
+struct expectation {
+    const struct shape *shape;
+    int64_t world, ep;
+    bool is_large; /* only with RK_TEST_LARGE */
+};
 
 static const struct expectation cases[] = {
-    QWEN("--world=8", false),
-    QWEN("--world=1024", true),
-    MOONLIGHT("--world=8", false),
-    MOONLIGHT("--world=64", true),
-    /* DeepSeek-V3, tp = 8, ep = 64: a stage of four layers with experts. Whole, of a layer: q_a 1536 x 7168,
-     * kv_a 576 x 7168, norms 1536, 512, 7168, 7168, router 256 x 7168, three parts of a bias of 256. Split:
-     * q_b 24576 x 1536, kv_b 32768 x 512, o 7168 x 16384, a shared expert of 3 x 7168 x 2048. Experts: 256 of
-     * these. Operations: 3 x (3 x 2 x 583,467,008, 58 x 2 x 585,302,016, each with 2 x 128 x 320 x 2048, and
-     * 2 x 7168 x 129280). A rank of tp routes 1,024 of the 8,192 tokens, and takes 2,048. */
-    {"deepseek-v3.json", "--world=1024", true, 64, 4LL * 16990976, 4LL * 216006656, 8, 4LL * 11274289152, 64,
-     0, 250449887232.0, 2},
+    {&qwen, 8, 8, false},       {&qwen, 64, 8, true},        {&qwen, 256, 32, true},
+    {&qwen, 1024, 8, true},     {&moonlight, 8, 8, false},   {&moonlight, 64, 8, true},
+    {&moonlight, 256, 8, true}, {&moonlight, 1024, 8, true}, {&deepseek, 128, 8, true},
+    {&deepseek, 256, 16, true}, {&deepseek, 512, 32, true},  {&deepseek, 1024, 64, true},
 };
 
 static int64_t int_at(const struct rk_json *json, const char *path)
@@ -70,47 +103,81 @@ static const struct rk_json *role_at(const struct rk_json *plan, int64_t rank, i
     return rk_json_at(rk_json_find(rk_json_at(ranks, rank), "roles"), role);
 }
 
-static void check_plan(const struct expectation *row, const struct rk_json *plan)
+/* Groups of parameters are padded to a multiple of lcm(128, replicas): at most 1,024 here, two groups. */
+static void assert_elements(int64_t bytes, int64_t elements, int64_t elem_bytes)
 {
-    int64_t elements = row->whole + row->split / row->tp + row->experts / row->ep, grads, blocks;
-    const struct rk_json *actor = role_at(plan, row->rank, 0);
-
-    /* Groups of parameters are padded to a multiple of lcm(128, replicas): at most 256 here, two groups. */
-    grads = int_at(actor, "planned.gradients") / 4;
-    assert_true(grads >= elements);
-    assert_true(grads < elements + 2 * 256);
-    assert_true(rk_json_as_bool(rk_json_find_path(plan, "memory.fits"), false));
-    assert_true(rk_json_as_real(rk_json_find_path(plan, "rates.update_flops_per_token"), 0) ==
-                row->operations);
-    assert_true(rk_json_as_real(rk_json_find_path(plan, "experts.imbalance"), 0) == row->imbalance);
-    assert_int_equal(int_at(plan, "experts.experts_per_rank"), int_at(plan, "experts.num_experts") / row->ep);
-    if (row->block_bytes == 0)
-        return;
-    blocks = int_at(role_at(plan, row->rank, 1), "num_kv_blocks");
-    assert_true(blocks > 0);
-    assert_int_equal(int_at(role_at(plan, row->rank, 1), "planned.kv_cache"), blocks * row->block_bytes);
+    assert_in_range(bytes, elements * elem_bytes, (elements + 2 * 1024) * elem_bytes);
 }
 
-/* Goal: parameters, cache and operations of the three shapes. */
+/* Weights in bf16, gradients in fp32; masters and two moments in fp32, divided over the replicas: dense
+ * parameters have one on every rank of a stage beside tp, experts one for every ep ranks. */
+static void check_actor(const struct expectation *row, const struct rk_json *actor)
+{
+    const struct shape *shape = row->shape;
+    int64_t stage = row->world / shape->pp;
+    int64_t dense = shape->whole + shape->split / shape->tp, experts = shape->experts / row->ep;
+    int64_t sharded = dense / (stage / shape->tp) + experts / (stage / row->ep);
+
+    assert_elements(int_at(actor, "planned.parameters") - shape->rope_bytes, dense + experts, 2);
+    assert_elements(int_at(actor, "planned.gradients"), dense + experts, 4);
+    assert_elements(int_at(actor, "planned.masters"), sharded, 4);
+    assert_elements(int_at(actor, "planned.optimizer"), sharded, 8);
+}
+
+static void check_rollout(const struct shape *shape, const struct rk_json *rollout)
+{
+    int64_t blocks = int_at(rollout, "num_kv_blocks");
+
+    assert_elements(int_at(rollout, "planned.parameters") - shape->rope_bytes, shape->rollout_elements, 2);
+    assert_true(blocks > 0);
+    assert_int_equal(int_at(rollout, "planned.kv_cache"), blocks * shape->block_bytes);
+}
+
+/* In the plan of all ranks. A round takes twice the rows of even routing. */
+static void check_plan(const struct expectation *row, const struct rk_json *plan)
+{
+    /* The first of the second stage: the first one of DeepSeek-V3 has dense layers. */
+    int64_t rank = row->shape->pp > 1 ? row->world / row->shape->pp : 0;
+
+    assert_int_equal(rk_json_count(rk_json_find_path(plan, "memory.ranks")), row->world);
+    assert_true(rk_json_as_bool(rk_json_find_path(plan, "memory.fits"), false));
+    assert_true(rk_json_as_real(rk_json_find_path(plan, "rates.update_flops_per_token"), 0) ==
+                row->shape->operations);
+    assert_true(rk_json_as_real(rk_json_find_path(plan, "experts.imbalance"), 0) == 2);
+    assert_int_equal(int_at(plan, "experts.experts_per_rank"), int_at(plan, "experts.num_experts") / row->ep);
+    check_actor(row, role_at(plan, rank, 0));
+    if (row->shape->rollout_elements > 0)
+        check_rollout(row->shape, role_at(plan, rank, 1));
+}
+
+static void check_case(const struct expectation *row)
+{
+    char *job = rk_format(PLANS "%s", row->shape->job);
+    char *ep = rk_format(EP "%lld", (long long)row->ep);
+    char *world = rk_format("--world=%lld", (long long)row->world);
+    const char *args[] = {"plan", job, ep, world, "--device-memory=141GiB", "--output=json", NULL};
+    struct outcome outcome;
+    struct rk_json *plan;
+
+    print_message("%s %s ep=%lld\n", row->shape->job, world, (long long)row->ep);
+    outcome = finish_rankctl(start_rankctl(args), TIMEOUT_MS);
+    assert_exit(&outcome, 0);
+    plan = parse_json(outcome.out);
+    check_plan(row, plan);
+    rk_json_free(plan);
+    outcome_fini(&outcome);
+    rk_free(world);
+    rk_free(ep);
+    rk_free(job);
+}
+
+/* Goal: weights, gradients, optimizer state, cache and operations of the three shapes. */
 static void test_plans_have_the_figures_by_hand(void **state)
 {
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
-        char *job = rk_format(PLANS "%s", cases[i].job);
-        const char *args[] = {"plan", job, cases[i].world, "--device-memory=141GiB", "--output=json", NULL};
-        struct outcome outcome;
-        struct rk_json *plan;
-
-        if (!cases[i].is_large || rk_env("RK_TEST_LARGE")) {
-            print_message("%s %s\n", cases[i].job, cases[i].world);
-            outcome = finish_rankctl(start_rankctl(args), TIMEOUT_MS);
-            assert_exit(&outcome, 0);
-            plan = parse_json(outcome.out);
-            check_plan(&cases[i], plan);
-            rk_json_free(plan);
-            outcome_fini(&outcome);
-        }
-        rk_free(job);
+        if (!cases[i].is_large || rk_env("RK_TEST_LARGE"))
+            check_case(&cases[i]);
     }
 }
 
