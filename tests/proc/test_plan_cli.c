@@ -198,18 +198,34 @@ static void test_plan_that_does_not_fit(void **state)
 /* Goal: a layout that run rejects is rejected with the same message and exit code. */
 static void test_plan_refuses_what_run_refuses(void **state)
 {
-    static const char *const more[] = {ACTOR TP "2", NULL};
-    char *dir = new_run_dir();
-    struct outcome planned = plan_for("--world=3", more), ran = run_on("--local=3", dir, more);
+    static const struct {
+        const char *world, *local, *more[3], *message;
+    } cases[] = {
+        {"--world=3", "--local=3", {ACTOR TP "2"}, "3"},
+        {"--world=2",
+         "--local=2",
+         {ACTOR TP "1", ACTOR "megatron.expert_model_parallel_size=2"},
+         ACTOR "megatron.expert_model_parallel_size=2 of role actor: expected 1"},
+        {"--world=2",
+         "--local=2",
+         {ACTOR TP "1", ACTOR "megatron.override_transformer_config.moe_dispatch_tokens=64"},
+         ACTOR "megatron.override_transformer_config.moe_dispatch_tokens=64 of role actor: expected null"},
+    };
 
     (void)state;
-    assert_exit(&ran, 2);
-    assert_exit(&planned, 2);
-    assert_text("stderr", ran.err, "3");
-    assert_string_equal(planned.err, ran.err);
-    outcome_fini(&planned);
-    outcome_fini(&ran);
-    rk_free(dir);
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *dir = new_run_dir();
+        struct outcome planned = plan_for(cases[i].world, cases[i].more);
+        struct outcome ran = run_on(cases[i].local, dir, cases[i].more);
+
+        assert_exit(&ran, 2);
+        assert_exit(&planned, 2);
+        assert_text("stderr", ran.err, cases[i].message);
+        assert_string_equal(planned.err, ran.err);
+        outcome_fini(&planned);
+        outcome_fini(&ran);
+        rk_free(dir);
+    }
 }
 
 static void test_plan_refuses_bad_options(void **state)

@@ -118,6 +118,36 @@ static void test_ppo_with_experts_gives_the_result_of_one_rank(void **state)
     rk_free(expected_dir);
 }
 
+/* Goal: a critic without experts takes no notice of the ep that it has from the actor, and is refused with
+ * one of its own. */
+static void test_ppo_critic_without_experts(void **state)
+{
+    static const char critic[] = "critic.model.path=../../tests/golden/ppo/critic";
+    static const char *const own[] = {MODEL, critic, ACTOR TP "1", "critic." EP "2", NULL};
+    char *expected_dir, *dir = new_run_dir();
+    struct outcome outcome = run_in(dir, "2", own);
+
+    (void)state;
+    assert_exit(&outcome, 2);
+    assert_text("stderr", outcome.err, "critic." EP "2 of role critic: expected 1");
+    assert_int_equal(access(dir, F_OK), -1);
+    outcome_fini(&outcome);
+    rk_free(dir);
+    if (count_devices(2) < 2)
+        return;
+    expected_dir = run_new("1", (const char *const[]){MODEL, critic, ACTOR TP "1", NULL});
+    dir = run_new("2", (const char *const[]){MODEL, critic, ACTOR TP "1", ACTOR EP "2", NULL});
+    for (int64_t step = 1; step <= 2; step++) {
+        struct rk_json *metrics = read_metrics(dir, step), *expected = read_metrics(expected_dir, step);
+
+        assert_same_critic(metrics, expected);
+        rk_json_free(expected);
+        rk_json_free(metrics);
+    }
+    rk_free(dir);
+    rk_free(expected_dir);
+}
+
 /* Goal: the critic is part of checkpoints. A run resumes with both bit for bit, and a checkpoint without the
  * critic's part is not used. */
 static void test_ppo_run_goes_on_bit_for_bit(void **state)
@@ -303,6 +333,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ppo_every_layout_gives_the_result_of_one_rank),
         cmocka_unit_test(test_ppo_with_experts_gives_the_result_of_one_rank),
+        cmocka_unit_test(test_ppo_critic_without_experts),
         cmocka_unit_test(test_ppo_run_goes_on_bit_for_bit),
         cmocka_unit_test(test_ppo_critic_does_not_change_grpo),
         cmocka_unit_test(test_ppo_offload_and_verify_change_nothing),

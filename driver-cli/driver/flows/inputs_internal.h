@@ -103,7 +103,8 @@ struct rk_flow_model_dir {
 struct rk_status *rk_flow_model_dir_open(struct rk_flow_model_dir *out, const char *path) RK_NODISCARD;
 void rk_flow_model_dir_fini(struct rk_flow_model_dir *dir);
 /* Checks that the pipeline of the role can divide the layers of that config.json, and the rollout the
- * experts; NULL, or a role that the job does not need: no error. */
+ * experts, and that a model without experts has no keys of them; NULL, or a role that the job does not need:
+ * no error. */
 struct rk_status *rk_flow_check_layers(const struct rk_config *job, uint32_t role,
                                        const struct rk_json *config) RK_NODISCARD;
 const char *rk_flow_architecture(const struct rk_flow_model_dir *dir); /* NULL: not given */

@@ -24,8 +24,12 @@
 #define REP     ROLLOUT "expert_parallel_size="
 #define VPP     "megatron.virtual_pipeline_model_parallel_size="
 #define RANKS   "megatron.ranks="
+#define BUFFER  "megatron.override_transformer_config.moe_dispatch_tokens="
 #define FIRST   "megatron.override_transformer_config.num_layers_in_first_pipeline_stage="
 #define LAST    "megatron.override_transformer_config.num_layers_in_last_pipeline_stage="
+
+#define QWEN3   "{\"num_hidden_layers\": 8, \"model_type\": \"qwen3\"}"
+#define MIXTRAL "{\"num_hidden_layers\": 8, \"model_type\": \"mixtral\", \"num_local_experts\": 8}"
 
 enum { MAX_CHANGES = 8 };
 
@@ -362,7 +366,28 @@ static void test_check_layers_names_the_nearest_cut(void **state)
          "{\"num_hidden_layers\": 8}",
          RK_ROLE_ROLLOUT,
          REP "2: expected 1 for a model without experts"},
-        {{RTP "2", REP "2"}, "{}", RK_ROLE_ROLLOUT, NULL},                     /* reported by the daemons */
+        {{RTP "2", REP "2"}, "{}", RK_ROLE_ROLLOUT, NULL}, /* reported by the daemons */
+        {{ACTOR EP "2"}, MIXTRAL, RK_ROLE_ACTOR, NULL},
+        {{ACTOR EP "2"},
+         QWEN3,
+         RK_ROLE_ACTOR,
+         ACTOR EP "2 of role actor: expected 1 for a model without experts (model_type qwen3)"},
+        {{ACTOR BUFFER "64"},
+         QWEN3,
+         RK_ROLE_ACTOR,
+         ACTOR BUFFER "64 of role actor: expected null for a model without experts (model_type qwen3)"},
+        {{ACTOR EP "1"}, QWEN3, RK_ROLE_ACTOR, NULL},
+        {{ACTOR EP "2", ACTOR BUFFER "64"}, QWEN3, RK_ROLE_CRITIC, NULL}, /* the actor's */
+        {{ACTOR EP "2", ACTOR BUFFER "64"}, QWEN3, RK_ROLE_REF, NULL},
+        {{ACTOR EP "2", ACTOR BUFFER "64"}, QWEN3, RK_ROLE_ROLLOUT, NULL},
+        {{ACTOR EP "2", CRITIC EP "1"}, QWEN3, RK_ROLE_CRITIC, NULL},
+        {{CRITIC EP "4"},
+         QWEN3,
+         RK_ROLE_CRITIC,
+         CRITIC EP "4 of role critic: expected 1 for a model without experts (model_type qwen3)"},
+        {{REF BUFFER "8"}, QWEN3, RK_ROLE_REF, REF BUFFER "8 of role ref: expected null"},
+        {{CRITIC EP "4"}, MIXTRAL, RK_ROLE_CRITIC, NULL},
+        {{ACTOR EP "2"}, "{}", RK_ROLE_ACTOR, NULL},                           /* a model elsewhere */
         {{ACTOR PP "3"}, "{}", RK_ROLE_ACTOR, NULL},                           /* reported by the daemons */
         {{ACTOR PP "3"}, "{\"num_hidden_layers\": 8}", RK_ROLE_TEACHER, NULL}, /* not needed */
     };
