@@ -462,9 +462,9 @@ const struct rk_command rk_cmd_run = {
     .summary = "run a training job",
     .details = "Ctrl-C cancels the running call and stops; a second one stops at once. With --local the "
                "trained model\n"
-               "is saved first; other daemons keep it for lease.grace, and so do those of --local if "
-               "when\n"
-               "it cannot be saved.",
+               "is saved first; other daemons keep it for lease.grace, and so do those of --local "
+               "when it\n"
+               "cannot be saved.",
     .options = run_options,
     .more_help = help_keys,
     .run = run_job,
