@@ -11,6 +11,20 @@ static void expect_offsets(struct rk_check *check, rk_tensor_t offsets, int64_t 
     rk_expect_tensor(check, "offsets", offsets, RK_DTYPE_I32, RK_DIMS(num_groups + 1));
 }
 
+static void expect_swiglu(struct rk_check *check, const struct rk_grouped_gemm_args *args)
+{
+    int64_t rows = args->y.shape[0], n = args->y.shape[1];
+
+    rk_expect(check, args->swiglu.data || !args->probs.data, "probs without swiglu");
+    if (!args->swiglu.data)
+        return;
+    rk_expect(check, n % 2 == 0, "y has %lld columns, expected an even number for swiglu", (long long)n);
+    rk_expect_tensor(check, "swiglu", args->swiglu, args->y.dtype, RK_DIMS(rows, n / 2));
+    rk_expect_optional(check, "probs", args->probs, rk_stat_dtype(args->y.dtype), RK_DIMS(rows));
+    rk_expect_no_alias(check, "swiglu", args->swiglu, "x", args->x);
+    rk_expect_no_alias(check, "swiglu", args->swiglu, "y", args->y);
+}
+
 int64_t rk_check_grouped_gemm(struct rk_check *check, const struct rk_grouped_gemm_args *args)
 {
     const rk_tensor_t *w = &args->w;
@@ -27,6 +41,7 @@ int64_t rk_check_grouped_gemm(struct rk_check *check, const struct rk_grouped_ge
               (long long)args->likely_rows);
     rk_expect_no_alias(check, "y", args->y, "x", args->x);
     rk_expect_no_alias(check, "y", args->y, "w", *w);
+    expect_swiglu(check, args);
     return rows * n;
 }
 

@@ -21,7 +21,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_KERNEL_ABI 11
+#define RK_KERNEL_ABI 12
 
 /* C[M, N] = alpha * op(A) * op(B) + beta * C (+ bias[N]); op is a transpose if trans_* is set.
  * Linear layers: Y = X W^T is trans_b; dX = dY W needs no transpose; dW += dY^T X is trans_a with beta 1.
@@ -45,6 +45,10 @@ struct rk_grouped_gemm_args {
     rk_tensor_t x;       /* [R, k] */
     rk_tensor_t w;       /* [G, n, k] with trans_w: y = x w^T; else [G, k, n]: y = x w. Contiguous */
     rk_tensor_t offsets; /* I32 [G + 1], from 0, non-decreasing, at most R */
+    /* None, or [R, n / 2]: silu(y[:, :n / 2]) * y[:, n / 2:], times the row's prob where there is one,
+     * bit-identical to swiglu_fwd; y is then undefined. */
+    rk_tensor_t swiglu;
+    rk_tensor_t probs; /* none, or with swiglu stat [R] */
     bool trans_w, strict;
     int64_t likely_rows; /* an estimate of offsets[G], for the size of tiles; 0: R. It changes no result */
 };

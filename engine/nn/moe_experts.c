@@ -12,17 +12,16 @@ static rk_tensor_t matrices(const struct rk_pass *pass, const struct rk_expert_w
                         weight->rows, weight->cols);
 }
 
-static struct rk_status *multiply(const struct rk_pass *pass, const struct rk_expert_weight *weight,
-                                  const struct rk_moe_rows *rows, rk_tensor_t x, rk_tensor_t y)
+static struct rk_grouped_gemm_args product(const struct rk_pass *pass, const struct rk_expert_weight *weight,
+                                           const struct rk_moe_rows *rows, rk_tensor_t x, rk_tensor_t y)
 {
-    return rk_grouped_gemm(
-        pass->stream, &(struct rk_grouped_gemm_args){.y = y,
-                                                     .x = x,
-                                                     .w = matrices(pass, weight, pass->values, pass->dtype),
-                                                     .offsets = rows->offsets,
-                                                     .trans_w = true,
-                                                     .strict = pass->is_strict,
-                                                     .likely_rows = rows->likely_count});
+    return (struct rk_grouped_gemm_args){.y = y,
+                                         .x = x,
+                                         .w = matrices(pass, weight, pass->values, pass->dtype),
+                                         .offsets = rows->offsets,
+                                         .trans_w = true,
+                                         .strict = pass->is_strict,
+                                         .likely_rows = rows->likely_count};
 }
 
 static struct rk_status *multiply_back(const struct rk_pass *pass, const struct rk_expert_weight *weight,
@@ -61,15 +60,24 @@ struct rk_status *rk_moe_experts_fwd(const struct rk_pass *pass, const struct rk
                                      const struct rk_moe_rows *rows, rk_tensor_t x, rk_tensor_t activated,
                                      rk_tensor_t out)
 {
-    RK_TRY(multiply(pass, &moe->gate_up, rows, x, rows->gate_up));
+    struct rk_grouped_gemm_args up = product(pass, &moe->gate_up, rows, x, rows->gate_up);
+    struct rk_grouped_gemm_args down = product(pass, &moe->down, rows, activated, out);
+    bool is_fused = out.data && !pass->keeps_activations;
+
+    if (is_fused) {
+        up.swiglu = activated;
+        up.probs = rows->probs;
+    }
+    RK_TRY(rk_grouped_gemm(pass->stream, &up));
     if (!out.data)
         return NULL;
-    RK_TRY(rk_swiglu_fwd(pass->stream, &(struct rk_swiglu_fwd_args){.y = activated,
-                                                                    .gate = gate_of(moe, rows->gate_up),
-                                                                    .up = up_of(moe, rows->gate_up),
-                                                                    .probs = rows->probs,
-                                                                    .count = rows->count}));
-    return multiply(pass, &moe->down, rows, activated, out);
+    if (!is_fused)
+        RK_TRY(rk_swiglu_fwd(pass->stream, &(struct rk_swiglu_fwd_args){.y = activated,
+                                                                        .gate = gate_of(moe, rows->gate_up),
+                                                                        .up = up_of(moe, rows->gate_up),
+                                                                        .probs = rows->probs,
+                                                                        .count = rows->count}));
+    return rk_grouped_gemm(pass->stream, &down);
 }
 
 struct rk_status *rk_moe_experts_bwd_down(const struct rk_pass *pass, const struct rk_moe *moe,

@@ -10,6 +10,21 @@ static rk_tensor_t matrix_of(rk_tensor_t t, int64_t g)
     return matrix;
 }
 
+static struct rk_status *activate(void *dev, void *stream, const struct rk_grouped_gemm_args *args)
+{
+    int64_t half = args->y.shape[1] / 2;
+
+    if (!args->swiglu.data)
+        return NULL;
+    return rk_cpu_swiglu_fwd(
+        dev, stream,
+        &(struct rk_swiglu_fwd_args){.y = args->swiglu,
+                                     .gate = rk_tensor_cols(args->y, 0, half),
+                                     .up = rk_tensor_cols(args->y, half, half),
+                                     .probs = args->probs,
+                                     .count = rk_tensor_rows(args->offsets, args->w.shape[0], 1)});
+}
+
 struct rk_status *rk_cpu_grouped_gemm(void *dev, void *stream, const struct rk_grouped_gemm_args *args)
 {
     const int32_t *offsets = rk_cpu_i32(args->offsets);
@@ -27,7 +42,7 @@ struct rk_status *rk_cpu_grouped_gemm(void *dev, void *stream, const struct rk_g
                                                       .strict = args->strict,
                                                       .alpha = 1.0f}));
     }
-    return NULL;
+    return activate(dev, stream, args);
 }
 
 struct rk_status *rk_cpu_grouped_gemm_wgrad(void *dev, void *stream,

@@ -163,6 +163,53 @@ static void test_grouped_gemm_wgrad_all_cases_equal_reference(void **state)
     }
 }
 
+/* Goal: swiglu has the bits of swiglu_fwd of the product, and rows after the last group keep their values.
+ * Method: both, for tiles of many and of few rows. */
+static void run_swiglu(struct kt *kt, const struct grouped_case *c, rk_dtype_t dtype, bool has_probs,
+                       int64_t likely_rows)
+{
+    int32_t offsets[9];
+    int64_t rows = sum_sizes(c, offsets), half = c->n;
+    struct rk_grouped_gemm_args fused = {
+        .y = random_rows(kt, dtype, rows, 2 * half, half % 8 == 0),
+        .x = random_rows(kt, dtype, rows, c->k, half % 8 == 0),
+        .w = kt_randomize(kt, kt_zeros_3d(kt, dtype, c->num_groups, 2 * half, c->k), 1.0),
+        .offsets = kt_ints(kt, offsets, c->num_groups + 1),
+        .swiglu = random_rows(kt, dtype, rows, half, half % 8 == 0),
+        .trans_w = true,
+        .strict = true,
+        .likely_rows = likely_rows,
+    };
+    struct rk_grouped_gemm_args plain = fused;
+    rk_tensor_t expected = random_rows(kt, dtype, rows, half, half % 8 == 0);
+
+    if (has_probs)
+        fused.probs = kt_randomize(kt, kt_zeros_1d(kt, kt_stat_dtype(dtype), rows), 1.0);
+    kt_write(kt, expected, kt_read(kt, fused.swiglu));
+    plain.swiglu = (rk_tensor_t){0};
+    assert_ok(rk_grouped_gemm(kt->stream, &plain));
+    assert_ok(rk_swiglu_fwd(
+        kt->stream, &(struct rk_swiglu_fwd_args){.y = expected,
+                                                 .gate = rk_tensor_cols(plain.y, 0, half),
+                                                 .up = rk_tensor_cols(plain.y, half, half),
+                                                 .probs = fused.probs,
+                                                 .count = rk_tensor_rows(fused.offsets, c->num_groups, 1)}));
+    assert_ok(rk_grouped_gemm(kt->stream, &fused));
+    kt_expect_same_bits(kt, kt_label(kt, c->label, dtype), fused.swiglu, expected);
+}
+
+static void test_grouped_gemm_swiglu_has_the_bits_of_two_operators(void **state)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        for (size_t d = 0; d < RK_ARRAY_LEN(kt_dtypes); d++) {
+            for (int kind = 0; kind < 4; kind++) {
+                if (rk_test_in_part())
+                    run_swiglu(*state, &cases[i], kt_dtypes[d], kind % 2 == 0, kind >= 2 ? 1 : 0);
+            }
+        }
+    }
+}
+
 /* Goal: the result of a row does not depend on the other rows of its group, on other groups, nor on its
  * alignment, by which a GPU backend selects kernels. Method: the last rows of a group alone, as copies at odd
  * addresses. */
@@ -217,6 +264,14 @@ static void test_grouped_gemm_bad_arguments_are_named(void **state)
 
     assert_fails(rk_grouped_gemm(kt->stream, &args), RK_INVALID_ARGUMENT,
                  "offsets is i32 [2], expected i32 [3]");
+    args.offsets = kt_ints(kt, late, 3);
+    args.swiglu = kt_zeros_2d(kt, RK_DTYPE_F32, 4, 4);
+    assert_fails(rk_grouped_gemm(kt->stream, &args), RK_INVALID_ARGUMENT,
+                 "swiglu is f32 [4, 4], expected f32 [4, 3]");
+    args.swiglu = (rk_tensor_t){0};
+    args.probs = kt_zeros_1d(kt, RK_DTYPE_F32, 4);
+    assert_fails(rk_grouped_gemm(kt->stream, &args), RK_INVALID_ARGUMENT, "probs without swiglu");
+    args.probs = (rk_tensor_t){0};
     if (!kt_is_cpu(kt))
         return;
     for (size_t i = 0; i < RK_ARRAY_LEN(bad); i++) {
@@ -230,6 +285,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         kt_test(test_grouped_gemm_all_cases_equal_reference),
         kt_test(test_grouped_gemm_wgrad_all_cases_equal_reference),
+        kt_test(test_grouped_gemm_swiglu_has_the_bits_of_two_operators),
         kt_test(test_grouped_gemm_strict_rows_have_the_bits_of_the_rows_alone),
         kt_test(test_grouped_gemm_bad_arguments_are_named),
     };

@@ -103,20 +103,40 @@ void launch_wgrad_for_dw(cudaStream_t stream, const struct rk_grouped_gemm_wgrad
         launch_wgrad<T, float>(stream, args);
 }
 
+struct rk_status *activate(void *dev, void *stream, const struct rk_grouped_gemm_args *args)
+{
+    int64_t half = args->y.shape[1] / 2;
+    struct rk_swiglu_fwd_args swiglu = {};
+
+    if (!args->swiglu.data)
+        return NULL;
+    swiglu.y = args->swiglu;
+    swiglu.gate = rk_tensor_cols(args->y, 0, half);
+    swiglu.up = rk_tensor_cols(args->y, half, half);
+    swiglu.probs = args->probs;
+    swiglu.count = rk_tensor_rows(args->offsets, args->w.shape[0], 1);
+    return rk_cuda_op_swiglu_fwd(dev, stream, &swiglu);
+}
+
+struct rk_status *multiply(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
+                           const struct rk_grouped_gemm_args *args)
+{
+    int64_t row_tiles = rk_ceil_div(args->x.shape[0], CHAIN_M) + args->w.shape[0];
+
+    if (rk_grouped_gemm_takes(dev, args))
+        return rk_grouped_gemm_run(dev, stream, args);
+    RK_TRY(rk_check_grid("grouped_gemm", row_tiles));
+    RK_FOR_DTYPE("grouped_gemm", args->x.dtype, T, launch<T>(stream->stream, args, (unsigned)row_tiles));
+    return rk_cuda_launched(dev, stream, "grouped_gemm");
+}
+
 } // namespace
 
 extern "C" struct rk_status *rk_cuda_op_grouped_gemm(void *dev, void *stream,
                                                      const struct rk_grouped_gemm_args *args)
 {
-    struct rk_cuda_device *cuda = (struct rk_cuda_device *)dev;
-    struct rk_cuda_stream *on = (struct rk_cuda_stream *)stream;
-    int64_t row_tiles = rk_ceil_div(args->x.shape[0], CHAIN_M) + args->w.shape[0];
-
-    if (rk_grouped_gemm_takes(cuda, args))
-        return rk_grouped_gemm_run(cuda, on, args);
-    RK_TRY(rk_check_grid("grouped_gemm", row_tiles));
-    RK_FOR_DTYPE("grouped_gemm", args->x.dtype, T, launch<T>(on->stream, args, (unsigned)row_tiles));
-    return rk_cuda_launched(cuda, on, "grouped_gemm");
+    RK_TRY(multiply((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, args));
+    return activate(dev, stream, args);
 }
 
 extern "C" struct rk_status *rk_cuda_op_grouped_gemm_wgrad(void *dev, void *stream,
