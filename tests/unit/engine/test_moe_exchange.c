@@ -201,7 +201,7 @@ struct refusal {
 
 static const struct refusal refusals[] = {
     {"experts that ep does not divide", CONFIG(7), 1, 4, 2, 0, false, false, RK_INVALID_ARGUMENT,
-     "num_experts=7"},
+     "ep=2 (expert_model_parallel_size): expected a divisor of the 7 experts"},
     {"etp=1 without sequence parallelism", CONFIG(8), 2, 2, 1, 1, false, false, RK_UNIMPLEMENTED, "etp=1"},
     {"etp that is neither 1 nor tp", CONFIG(8), 1, 4, 1, 2, true, false, RK_UNIMPLEMENTED, "etp=2"},
     {"ep and etp that the ranks do not fill", CONFIG(8), 1, 4, 3, 0, false, false, RK_INVALID_ARGUMENT,
