@@ -2,6 +2,7 @@
  * functions that begin with __wrap_ replace those of libc and base/ (CMakeLists.txt). */
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -198,8 +199,11 @@ struct sim_process *sim_here(void)
 
 void sim_fibers_end(void)
 {
-    for (struct sim_fiber *fiber = sim->fibers; fiber; fiber = fiber->next)
+    for (struct sim_fiber *fiber = sim->fibers; fiber; fiber = fiber->next) {
+        if (!fiber->is_done)
+            fprintf(stderr, "seed %llu: a thread has not ended\n", (unsigned long long)sim->seed);
         RK_ASSERT(fiber->is_done);
+    }
     sim->fibers = NULL;
 }
 
