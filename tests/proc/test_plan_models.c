@@ -10,7 +10,7 @@
 #define PLANS      RK_TEST_SOURCE_DIR "/examples/plans/"
 #define DISPATCH   "actor_rollout_ref.actor.megatron.override_transformer_config."
 #define EP         "actor_rollout_ref.actor.megatron.expert_model_parallel_size="
-#define TIMEOUT_MS 600000
+#define TIMEOUT_MS 1500000
 
 /* A published model, in elements of its parameters; operations of a token in an update, at 4,096 tokens;
  * and its rollout. */
