@@ -49,7 +49,7 @@ struct rk_flight_entry {
  */
 uint64_t rk_flight_group(uint32_t tag, int32_t first, int32_t stride, int32_t size);
 
-/* Records the begin of an operation; pass the token to its end. Any thread. */
+/* Records the start of an operation; pass the token to its end. Any thread. */
 uint64_t rk_flight_begin(const struct rk_flight_entry *entry);
 /* `code` as in rk_status.h. No-op when the ring has overwritten the entry. Any thread. */
 void rk_flight_end(uint64_t token, int code);

@@ -254,7 +254,7 @@ int64_t rk_job_longest(const struct rk_config *job);
 struct rk_status *rk_job_preference(struct rk_preference *out, const struct rk_config *job) RK_NODISCARD;
 /* Whether compute_log_prob has to return sum_pi_squared. */
 bool rk_job_needs_sum_pi_squared(const struct rk_config *job);
-/* algorithm.kl_ctrl at the begin of a run. */
+/* algorithm.kl_ctrl at the start of a run. */
 struct rk_kl_ctrl rk_job_kl_ctrl(const struct rk_config *job);
 /* Value of a nullable key or the fallback. */
 int64_t rk_job_int_or(const struct rk_config *job, const char *path, int64_t fallback);

@@ -237,7 +237,7 @@ static size_t step(const struct conversation *conv, size_t bytes)
     return bytes;
 }
 
-/* Finds the begin of an answer. A token that begins before it, such as the line feeds that end the generation
+/* Finds the start of an answer. A token that begins before it, such as the line feeds that end the generation
  * prompt and begin the answer, is no part of it in verl, and is a part of a generation block in
  * transformers. */
 static struct rk_status *find_begin(const struct conversation *conv, size_t bytes, int64_t *out)

@@ -2,7 +2,7 @@
  * for further roles of a daemon), and one file in the Chrome trace format with their events and with the
  * driver's own parts of the step.
  *
- * Times are of the driver's monotonic clock, from the begin of the first such step on. The clocks of the
+ * Times are of the driver's monotonic clock, from the start of the first such step on. The clocks of the
  * ranks are compared with it by GetStatus: the daemon's time is assigned to the middle of the fastest of a
  * few round trips, with an error of at most half of it.
  *
