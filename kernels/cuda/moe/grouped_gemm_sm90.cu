@@ -22,9 +22,9 @@
  *
  * Measured     H200, 128 groups of 512 rows, 2048 to 2 x 768 and back, TFLOP/s: up 661, down 590
  *              (torch._grouped_mm on the same machine 629 and 540), gradient of the up matrix in bf16 510
- * (518), in f32 431, accumulated 268. Sizes with a lognormal distribution (the largest 6.1 times the mean),
- * of that: up 0.91, down 0.93, gradient 0.92. 4 rows per group: the matrices are read at 4.13 TB/s (up)
- * and 3.97 (down).
+ *              (518), in f32 431, accumulated 268. Sizes with a lognormal distribution (the largest 6.1
+ *              times the mean), of that: up 0.91, down 0.93, gradient 0.92. 4 rows per group: the matrices
+ *              are read at 4.13 TB/s (up) and 3.97 (down).
  *
  * Tried        Writing results from registers: 458 instead of 523 for down, 311 instead of 489 for the
  *              gradient. Four stages without shared memory for results: the same for up. Tiles of about equal
