@@ -33,11 +33,14 @@
 struct rk_daemon;
 struct rk_call;
 
+/* Answers a request by filling `reply`, or by an error. The request is borrowed until the call ends; of a
+ * stream, until the next one. */
+typedef struct rk_status *rk_call_answer_fn(struct rk_call *call, struct rk_bytes request,
+                                            struct rk_str *reply);
+
 /* The handler of an RPC (table: rpcs.c). */
 struct rk_rpc_handler {
-    /* UNARY: answers by filling `reply`, by an error, or later, after rk_call_defer. Borrowed until the call
-     * ends. */
-    struct rk_status *(*unary)(struct rk_call *call, struct rk_bytes request, struct rk_str *reply);
+    rk_call_answer_fn *unary; /* UNARY; may also answer later, after rk_call_defer */
 
     /* Streams; the message is borrowed. NULL: the client has closed its side. Read on with rk_call_read. */
     void (*on_message)(struct rk_call *call, struct grpc_byte_buffer *message);
@@ -106,6 +109,10 @@ void rk_call_read(struct rk_call *call);
 void rk_call_send(struct rk_call *call, struct grpc_byte_buffer *message);
 /* The same for the message that the call ends with, with OK. */
 void rk_call_send_last(struct rk_call *call, struct grpc_byte_buffer *message);
+/* A stream in which each request gets one answer: on_message of its handler, whose on_sent is rk_call_read.
+ * Requests have at most bytes_max bytes; an error ends the call. */
+void rk_call_answer_each(struct rk_call *call, struct grpc_byte_buffer *message, size_t bytes_max,
+                         rk_call_answer_fn *answer);
 /* Ends the call; takes the status. Nothing happens on a finished call. */
 void rk_call_finish(struct rk_call *call, struct rk_status *st);
 /* The same for a peer that does not read: the message in progress is dropped, so the call ends now, with only

@@ -6,7 +6,6 @@
 #include "daemon/execute_internal.h"
 #include "daemon/feed_internal.h"
 #include "daemon/operation_internal.h"
-#include "proto/rk_stream.h"
 
 void rk_lease_tell(struct rk_daemon *daemon, const char *what)
 {
@@ -81,48 +80,27 @@ static struct rk_status *release_lease(struct rk_call *call, struct rk_bytes req
     return NULL;
 }
 
-static struct rk_status *keep_alive(struct rk_call *call, struct grpc_byte_buffer *buffer)
+static struct rk_status *keep_alive(struct rk_call *call, struct rk_bytes request, struct rk_str *reply)
 {
     struct rk_daemon *daemon = rk_call_daemon(call);
     struct rk_keep_alive_response response;
     struct rk_keep_alive_request message;
-    struct rk_str packed = {0};
-    struct rk_bytes request;
-    struct rk_arena *arena = rk_call_arena(call);
 
-    rk_arena_reset(arena); /* the stream lasts as long as its driver */
-    RK_TRY(rk_stream_flatten(&request, arena, buffer, RK_LIMIT_MESSAGE_BYTES));
-    RK_TRY(rk_unpack_keep_alive_request(&message, arena, request.data, request.bytes));
+    RK_TRY(rk_unpack_keep_alive_request(&message, rk_call_arena(call), request.data, request.bytes));
     RK_TRY(rk_daemon_check_fence(daemon, &message.fence));
     response = (struct rk_keep_alive_response){.ttl_ms = (uint32_t)daemon->lease.ttl_ms,
                                                .state = rk_daemon_state_name(daemon->state),
                                                .last_seq = daemon->lease.finished_seq};
-    rk_pack_keep_alive_response(&packed, &response);
-    rk_call_send(call, rk_stream_encode(&packed));
-    rk_str_fini(&packed);
+    rk_pack_keep_alive_response(reply, &response);
     return NULL;
 }
 
 static void on_message(struct rk_call *call, struct grpc_byte_buffer *message)
 {
-    struct rk_status *st;
-
-    if (!message) {
-        rk_call_finish(call, NULL);
-        return;
-    }
-    st = keep_alive(call, message);
-    if (st)
-        rk_call_finish(call, st);
-}
-
-/* Answered, so read the next one: at most one of each is in progress. */
-static void on_sent(struct rk_call *call)
-{
-    rk_call_read(call);
+    rk_call_answer_each(call, message, RK_LIMIT_MESSAGE_BYTES, keep_alive);
 }
 
 const struct rk_rpc_handler rk_rpc_acquire_lease = {.unary = acquire_lease};
 const struct rk_rpc_handler rk_rpc_release_lease = {.unary = release_lease};
 const struct rk_rpc_handler rk_rpc_keep_alive = {
-    .on_message = on_message, .on_sent = on_sent, .is_endless = true};
+    .on_message = on_message, .on_sent = rk_call_read, .is_endless = true};

@@ -5,7 +5,6 @@
 #include "base/rk_assert.h"
 #include "daemon/daemon_internal.h"
 #include "daemon/descriptors_internal.h"
-#include "proto/rk_stream.h"
 
 #define MAX_REQUEST_BYTES (16 << 10) /* the response repeats it */
 
@@ -130,45 +129,25 @@ static void put_error(struct rk_str *out, const struct rk_status *st)
     put_message(out, ERROR_RESPONSE, &error);
 }
 
-static struct rk_status *reflect(struct rk_call *call, struct grpc_byte_buffer *buffer)
+static struct rk_status *reflect(struct rk_call *call, struct rk_bytes request, struct rk_str *reply)
 {
-    struct rk_arena *arena = rk_call_arena(call);
     struct rk_reflection_request message;
-    struct rk_str packed = {0};
-    struct rk_bytes request;
     struct rk_status *error;
 
-    rk_arena_reset(arena); /* the stream may be long */
-    RK_TRY(rk_stream_flatten(&request, arena, buffer, MAX_REQUEST_BYTES));
-    RK_TRY(rk_unpack_reflection_request(&message, arena, request.data, request.bytes));
-    put_bytes(&packed, VALID_HOST, message.host, strlen(message.host));
-    put_bytes(&packed, ORIGINAL_REQUEST, request.data, request.bytes);
-    error = put_answer(&packed, &message);
+    RK_TRY(rk_unpack_reflection_request(&message, rk_call_arena(call), request.data, request.bytes));
+    put_bytes(reply, VALID_HOST, message.host, strlen(message.host));
+    put_bytes(reply, ORIGINAL_REQUEST, request.data, request.bytes);
+    error = put_answer(reply, &message);
     if (error)
-        put_error(&packed, error);
-    rk_call_send(call, rk_stream_encode(&packed));
+        put_error(reply, error);
     rk_status_free(error);
-    rk_str_fini(&packed);
     return NULL;
 }
 
 static void on_message(struct rk_call *call, struct grpc_byte_buffer *message)
 {
-    struct rk_status *st;
-
-    if (!message) {
-        rk_call_finish(call, NULL);
-        return;
-    }
-    st = reflect(call, message);
-    if (st)
-        rk_call_finish(call, st);
-}
-
-static void on_sent(struct rk_call *call)
-{
-    rk_call_read(call);
+    rk_call_answer_each(call, message, MAX_REQUEST_BYTES, reflect);
 }
 
 const struct rk_rpc_handler rk_rpc_reflect = {
-    .on_message = on_message, .on_sent = on_sent, .is_endless = true};
+    .on_message = on_message, .on_sent = rk_call_read, .is_endless = true};
