@@ -41,52 +41,17 @@ int64_t sim_delay_ns(void)
     return (int64_t)(rk_rng_next_uniform(&sim->rng) * 2e6) + 1000;
 }
 
-/* --- events: a heap by time, then by order --- */
-
-static bool is_before(const struct sim_event *a, const struct sim_event *b)
+static void call(void *user, uint64_t run)
 {
-    return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->order < b->order;
-}
-
-static void swap(int64_t i, int64_t j)
-{
-    struct sim_event event = sim->events[i];
-
-    sim->events[i] = sim->events[j];
-    sim->events[j] = event;
+    ((void (*)(void *))(uintptr_t)run)(user);
 }
 
 void sim_at(int64_t delay_ns, void (*run)(void *user), void *user)
 {
-    int64_t i = sim->num_events++;
-
-    if (sim->num_events > sim->capacity) {
-        sim->capacity = RK_MAX(2 * sim->capacity, 256);
-        sim->events = rk_realloc(sim->events, (size_t)sim->capacity * sizeof(*sim->events));
-    }
-    sim->events[i] = (struct sim_event){sim->now_ns + delay_ns, sim->next_order++, run, user};
-    for (; i > 0 && is_before(&sim->events[i], &sim->events[(i - 1) / 2]); i = (i - 1) / 2)
-        swap(i, (i - 1) / 2);
-}
-
-static struct sim_event take_event(void)
-{
-    struct sim_event first = sim->events[0];
-    int64_t i = 0;
-
-    sim->events[0] = sim->events[--sim->num_events];
-    for (;;) {
-        int64_t least = i;
-
-        for (int64_t child = 2 * i + 1; child <= 2 * i + 2 && child < sim->num_events; child++) {
-            if (is_before(&sim->events[child], &sim->events[least]))
-                least = child;
-        }
-        if (least == i)
-            return first;
-        swap(i, least);
-        i = least;
-    }
+    rk_test_agenda_add(&sim->agenda, &(struct rk_test_event){.at_ns = sim->now_ns + delay_ns,
+                                                             .run = call,
+                                                             .user = user,
+                                                             .arg = (uint64_t)(uintptr_t)run});
 }
 
 /* --- faults of the processes --- */
@@ -156,10 +121,10 @@ static void plan_world(void)
 
 static void run_event(void)
 {
-    struct sim_event event = take_event();
+    struct rk_test_event event = rk_test_agenda_take(&sim->agenda);
 
     sim->now_ns = event.at_ns;
-    event.run(event.user);
+    event.run(event.user, event.arg);
 }
 
 bool sim_run(uint64_t seed, sim_defect_t defect)
@@ -191,12 +156,12 @@ void sim_end(void)
     }
     for (int32_t rank = 0; rank < SIM_RANKS; rank++)
         sim_daemon_stop(&sim->daemons[rank]);
-    while (sim->num_events > 0)
+    while (sim->agenda.num_events > 0)
         run_event();
     for (int i = 0; i < SIM_DRIVERS; i++)
         sim_driver_destroy(sim->drivers[i]);
     rk_time_inject(NULL);
-    rk_free(sim->events);
+    rk_test_agenda_fini(&sim->agenda);
     rk_free(sim);
     sim = NULL;
 }

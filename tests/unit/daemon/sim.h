@@ -14,6 +14,7 @@
 #include "base/rk_rng.h"
 #include "daemon/daemon_internal.h"
 #include "daemon/operation_internal.h"
+#include "tests/support/agenda.h"
 
 #define SIM_RANKS   2
 #define SIM_DRIVERS 3 /* two that compete, and one that starts when all faults are over */
@@ -35,13 +36,6 @@ typedef enum sim_defect {
     SIM_DEFECT_FRESH_RETRY, /* drivers repeat a committed call as a new one */
     SIM_DEFECT_COUNT
 } sim_defect_t;
-
-struct sim_event {
-    int64_t at_ns;
-    uint64_t order; /* of events at the same time */
-    void (*run)(void *user);
-    void *user;
-};
 
 struct sim_driver;
 struct sim_stream;
@@ -70,10 +64,9 @@ struct sim_daemon {
 struct sim {
     int64_t now_ns;
     struct rk_rng rng;
-    uint64_t seed, next_order;
+    uint64_t seed;
     sim_defect_t defect;
-    struct sim_event *events; /* heap */
-    int64_t num_events, capacity;
+    struct rk_test_agenda agenda;
     bool has_faults; /* until the last driver starts */
     bool is_ending;  /* messages in flight are discarded */
     struct sim_daemon daemons[SIM_RANKS];

@@ -20,6 +20,7 @@
 #include "base/rk_arena.h"
 #include "base/rk_rng.h"
 #include "base/rk_status.h"
+#include "tests/support/agenda.h"
 #include "tests/unit/sim/defects.h"
 
 #define SIM_RANKS    3
@@ -43,15 +44,6 @@ struct sim_process {
     int64_t stopped_until_ns;
     bool is_dead;
     void *owner;
-};
-
-struct sim_event {
-    int64_t at_ns;
-    uint64_t order;              /* of events at the same time */
-    struct sim_process *process; /* NULL: an event of the world itself */
-    void (*run)(void *user, uint64_t arg);
-    void *user;
-    uint64_t arg;
 };
 
 struct sim_fiber;
@@ -86,13 +78,12 @@ struct sim_call {
 struct sim {
     int64_t now_ns;
     struct rk_rng rng;
-    uint64_t seed, next_order;
+    uint64_t seed;
     sim_defect_t defect;
-    struct sim_event *events; /* heap */
-    int64_t num_events, capacity;
-    struct rk_arena *arena; /* allocations that live as long as the seed */
-    bool has_faults;        /* true until the last program starts */
-    double roughness;       /* factor of the fault rates: 1 is the default */
+    struct rk_test_agenda agenda; /* an event's owner is its process; NULL: the world itself */
+    struct rk_arena *arena;       /* allocations that live as long as the seed */
+    bool has_faults;              /* true until the last program starts */
+    double roughness;             /* factor of the fault rates: 1 is the default */
     bool is_ending;
 
     struct sim_process *acting; /* the process whose event runs */

@@ -112,7 +112,7 @@ static void test_sim_seed_replays(void **state)
     (void)state;
     for (int i = 0; i < 2; i++) {
         assert_true(sim_run(7, SIM_DEFECT_NONE));
-        orders[i] = (int64_t)sim->next_order;
+        orders[i] = (int64_t)sim->agenda.next_order;
         ends[i] = sim->now_ns;
         sim_end();
     }

@@ -74,59 +74,21 @@ uint64_t sim_state_after(sim_role_t role, int32_t step)
     return state;
 }
 
-/* --- events: a heap by time, then by order --- */
-
-static bool is_before(const struct sim_event *a, const struct sim_event *b)
-{
-    return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->order < b->order;
-}
-
-static void swap(int64_t i, int64_t j)
-{
-    struct sim_event event = sim->events[i];
-
-    sim->events[i] = sim->events[j];
-    sim->events[j] = event;
-}
+/* --- events --- */
 
 void sim_at(struct sim_process *process, int64_t delay_ns, void (*run)(void *user, uint64_t arg), void *user,
             uint64_t arg)
 {
-    int64_t i = sim->num_events++;
-
-    if (sim->num_events > sim->capacity) {
-        sim->capacity = RK_MAX(2 * sim->capacity, 1024);
-        sim->events = rk_realloc(sim->events, (size_t)sim->capacity * sizeof(*sim->events));
-    }
-    sim->events[i] = (struct sim_event){sim->now_ns + delay_ns, sim->next_order++, process, run, user, arg};
-    for (; i > 0 && is_before(&sim->events[i], &sim->events[(i - 1) / 2]); i = (i - 1) / 2)
-        swap(i, (i - 1) / 2);
-}
-
-static struct sim_event take_event(void)
-{
-    struct sim_event first = sim->events[0];
-    int64_t i = 0;
-
-    sim->events[0] = sim->events[--sim->num_events];
-    for (;;) {
-        int64_t least = i;
-
-        for (int64_t child = 2 * i + 1; child <= 2 * i + 2 && child < sim->num_events; child++) {
-            if (is_before(&sim->events[child], &sim->events[least]))
-                least = child;
-        }
-        if (least == i)
-            return first;
-        swap(i, least);
-        i = least;
-    }
+    rk_test_agenda_add(
+        &sim->agenda,
+        &(struct rk_test_event){
+            .at_ns = sim->now_ns + delay_ns, .run = run, .user = user, .arg = arg, .owner = process});
 }
 
 static void run_event(void)
 {
-    struct sim_event event = take_event();
-    struct sim_process *process = event.process;
+    struct rk_test_event event = rk_test_agenda_take(&sim->agenda);
+    struct sim_process *process = event.owner;
 
     sim->now_ns = event.at_ns;
     if (process && process->stopped_until_ns > sim->now_ns && !process->is_dead) {
@@ -301,13 +263,13 @@ void sim_end(void)
     sim->is_ending = true;
     sim->has_faults = false;
     end_processes();
-    while (sim->num_events > 0 && sim->now_ns < end_ns)
+    while (sim->agenda.num_events > 0 && sim->now_ns < end_ns)
         run_event();
     sim_fibers_end();
     sim_hosts_free();
     rk_time_inject(NULL);
     rk_arena_destroy(sim->arena);
-    rk_free(sim->events);
+    rk_test_agenda_fini(&sim->agenda);
     rk_free(sim);
     sim = NULL;
 }
