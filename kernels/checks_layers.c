@@ -219,6 +219,7 @@ int64_t rk_check_swiglu_bwd(struct rk_check *check, const struct rk_swiglu_bwd_a
               "dprobs is %s, expected it where probs is given, and only there",
               args->dprobs.data ? "given" : "none");
     rk_expect_optional(check, "dprobs", args->dprobs, rk_stat_dtype(dtype), RK_DIMS(dims.size[0]));
+    rk_expect_optional(check, "count", args->count, RK_DTYPE_I32, RK_DIMS(1));
     if (args->y.data) {
         rk_expect_no_alias(check, "y", args->y, "gate", args->gate);
         rk_expect_no_alias(check, "y", args->y, "up", args->up);

@@ -21,7 +21,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_KERNEL_ABI 12
+#define RK_KERNEL_ABI 13
 
 /* C[M, N] = alpha * op(A) * op(B) + beta * C (+ bias[N]); op is a transpose if trans_* is set.
  * Linear layers: Y = X W^T is trans_b; dX = dY W needs no transpose; dW += dY^T X is trans_a with beta 1.
@@ -263,6 +263,7 @@ struct rk_swiglu_bwd_args {
     rk_tensor_t y;      /* none, or recomputes the forward result, bit-identical; may alias dy */
     rk_tensor_t probs;  /* as in the forward call */
     rk_tensor_t dprobs; /* with probs stat [T]: sum over the columns of dy * silu(gate) * up; else none */
+    rk_tensor_t count;  /* none, or I32 [1]: the first `count` rows only are read and written */
 };
 
 /* Causal attention over packed sequences; q head h reads kv head h / (num_heads / num_kv_heads). head_dim is

@@ -60,12 +60,13 @@ static double swiglu_bwd_row(double *gate, double *up, double *dy, double prob, 
 struct rk_status *rk_cpu_swiglu_bwd(void *dev, void *stream, const struct rk_swiglu_bwd_args *args)
 {
     struct rk_cpu_device *cpu = dev;
-    int64_t count = args->gate.shape[1];
+    int64_t count = args->gate.shape[1], num_rows;
 
     (void)stream;
+    RK_TRY(rk_cpu_read_count("swiglu_bwd", args->count, args->gate.shape[0], &num_rows));
     RK_TRY(rk_cpu_scratch_reserve(cpu, 3 * count));
 #pragma omp parallel for num_threads(cpu->num_threads)
-    for (int64_t t = 0; t < args->gate.shape[0]; t++) {
+    for (int64_t t = 0; t < num_rows; t++) {
         double *gate = rk_cpu_scratch(cpu), *up = gate + count, *dy = up + count;
         double prob = args->probs.data ? rk_cpu_load_one(args->probs, t, 0) : 1.0, dprob;
 

@@ -466,6 +466,86 @@ static void test_swiglu_fwd_with_a_count_computes_the_first_rows(void **state)
     for_all_shapes(*state, run_counted_swiglu);
 }
 
+/* Outputs of a backward call, all apart from its inputs. */
+static void make_swiglu_grads(struct kt *kt, struct rk_swiglu_bwd_args *args)
+{
+    int64_t rows = args->gate.shape[0], cols = args->gate.shape[1];
+    rk_dtype_t dtype = args->gate.dtype;
+
+    args->dgate = kt_zeros_2d(kt, dtype, rows, cols);
+    args->dup = kt_zeros_2d(kt, dtype, rows, cols);
+    args->y = kt_zeros_2d(kt, dtype, rows, cols);
+    if (args->probs.data)
+        args->dprobs = kt_zeros_1d(kt, args->probs.dtype, rows);
+}
+
+static void expect_first_rows(struct kt *kt, const char *label, rk_tensor_t counted, rk_tensor_t whole,
+                              int64_t count)
+{
+    int64_t num_rows = whole.shape[0], cols = whole.rank == 2 ? whole.shape[1] : 1;
+
+    counted = rk_tensor_2d(counted.data, counted.dtype, num_rows, cols);
+    whole = rk_tensor_2d(whole.data, whole.dtype, num_rows, cols);
+    kt_expect_same_bits(kt, label, rk_tensor_rows(counted, 0, count), rk_tensor_rows(whole, 0, count));
+    kt_expect_same_bits(kt, label, rk_tensor_rows(counted, count, num_rows - count),
+                        kt_zeros_2d(kt, whole.dtype, num_rows - count, cols));
+}
+
+static void run_counted_swiglu_bwd(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype,
+                                   bool has_probs)
+{
+    int32_t counts[] = {0, (int32_t)(2 * c->rows / 3), (int32_t)c->rows};
+    rk_tensor_t fused = random_2d(kt, dtype, c->rows, 2 * c->cols);
+    struct rk_swiglu_bwd_args whole = {
+        .dy = random_2d(kt, dtype, c->rows, c->cols),
+        .gate = rk_tensor_cols(fused, 0, c->cols),
+        .up = rk_tensor_cols(fused, c->cols, c->cols),
+    };
+
+    if (has_probs)
+        whole.probs = kt_randomize(kt, kt_zeros_1d(kt, kt_stat_dtype(dtype), c->rows), 1.0);
+    make_swiglu_grads(kt, &whole);
+    assert_ok(rk_swiglu_bwd(kt->stream, &whole));
+    for (size_t i = 0; i < RK_ARRAY_LEN(counts); i++) {
+        struct rk_swiglu_bwd_args counted = whole;
+
+        make_swiglu_grads(kt, &counted);
+        counted.count = kt_ints(kt, &counts[i], 1);
+        assert_ok(rk_swiglu_bwd(kt->stream, &counted));
+        expect_first_rows(kt, c->label, counted.dgate, whole.dgate, counts[i]);
+        expect_first_rows(kt, c->label, counted.dup, whole.dup, counts[i]);
+        expect_first_rows(kt, c->label, counted.y, whole.y, counts[i]);
+        if (has_probs)
+            expect_first_rows(kt, c->label, counted.dprobs, whole.dprobs, counts[i]);
+    }
+}
+
+static void run_counted_weighted_bwd(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype)
+{
+    run_counted_swiglu_bwd(kt, c, dtype, true);
+}
+
+static void run_counted_plain_bwd(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype)
+{
+    run_counted_swiglu_bwd(kt, c, dtype, false);
+}
+
+/* Goal: the same of the backward pass, with and without probabilities. */
+static void test_swiglu_bwd_with_a_count_computes_the_first_rows(void **state)
+{
+    static const int32_t beyond = 5;
+    struct kt *kt = *state;
+    struct rk_swiglu_bwd_args bad = {.gate = random_2d(kt, RK_DTYPE_F32, 4, 3),
+                                     .up = random_2d(kt, RK_DTYPE_F32, 4, 3),
+                                     .dy = random_2d(kt, RK_DTYPE_F32, 4, 3),
+                                     .count = kt_ints(kt, &beyond, 1)};
+
+    for_all_shapes(kt, run_counted_weighted_bwd);
+    for_all_shapes(kt, run_counted_plain_bwd);
+    make_swiglu_grads(kt, &bad);
+    kt_expect_refused(kt, rk_swiglu_bwd(kt->stream, &bad), "swiglu_bwd: count[0]=5");
+}
+
 /* Goal: silu has its limits at arguments whose exponential overflows. */
 static void test_swiglu_fwd_huge_gate_stays_finite(void **state)
 {
@@ -581,6 +661,7 @@ int main(void)
         kt_test(test_swiglu_all_shapes_equal_reference),
         kt_test(test_swiglu_with_probs_equals_reference),
         kt_test(test_swiglu_fwd_with_a_count_computes_the_first_rows),
+        kt_test(test_swiglu_bwd_with_a_count_computes_the_first_rows),
         kt_test(test_swiglu_fwd_huge_gate_stays_finite),
         kt_test(test_rope_all_cases_equal_reference),
         kt_test(test_rope_position_beyond_table_fails),

@@ -52,6 +52,7 @@ template <class T> struct swiglu_bwd {
     swiglu_view<const T> dy, gate, up;
     const rk_acc<T> *probs; /* used by the second kernel only */
     rk_acc<T> *dprobs;
+    const int32_t *num_rows; /* NULL: all */
 };
 
 template <class T>
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     int64_t count = num_cols - col;
     rk_pack<T, RK_TILE_PACK> dy, gate, up;
 
-    if (count <= 0)
+    if (count <= 0 || (args.num_rows && row >= args.num_rows[0]))
         return;
     dy = rk_load<RK_TILE_PACK>(args.dy.data + row * args.dy.stride + col, count, aligned);
     gate = rk_load<RK_TILE_PACK>(args.gate.data + row * args.gate.stride + col, count, aligned);
@@ -122,8 +123,11 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     typedef rk_acc<T> A;
     __shared__ A shared[32];
     int64_t row = blockIdx.x;
-    A prob = args.probs[row], dprob = 0;
+    A prob, dprob = 0;
 
+    if (args.num_rows && row >= args.num_rows[0]) /* the whole block */
+        return;
+    prob = args.probs[row];
     for (int64_t col = (int64_t)threadIdx.x * RK_TILE_PACK; col < num_cols;
          col += RK_TILE_FLAT_THREADS * RK_TILE_PACK)
         dprob += swiglu_bwd_pack(args, row, col, num_cols - col, prob, aligned);
@@ -175,7 +179,8 @@ static void launch_bwd(cudaStream_t stream, const struct rk_swiglu_bwd_args *arg
                          view_of<const T>(args->gate),
                          view_of<const T>(args->up),
                          (const rk_acc<T> *)args->probs.data,
-                         (rk_acc<T> *)args->dprobs.data};
+                         (rk_acc<T> *)args->dprobs.data,
+                         (const int32_t *)args->count.data};
 
     if (args->probs.data) {
         swiglu_weighted_bwd_kernel<T>

@@ -298,6 +298,7 @@ static void test_swiglu_bad_arguments_fail(void **state)
     BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: y is f64 [3, 4], expected f32 [3, 4]", y = t2(F64, 3, 4));
     BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: y aliases gate", y = bwd.gate);
     BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: y aliases dup", y = bwd.dup);
+    BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: count is i32 [2], expected i32 [1]", count = t1(I32, 2));
 }
 
 static struct rk_attn_varlen_bwd_args good_attention(void)
