@@ -36,9 +36,6 @@ struct rk_grad_group_row {
     const char *name;
     rk_mesh_group_kind_t ranks;
     uint32_t axes; /* RK_AXIS_BIT of the axes in which the ranks of a group differ */
-    /* Every pass over tokens writes the gradients of all its matrices of linear layers, so they need not be
-     * zeroed before the first pass of a step. */
-    bool is_always_written;
 };
 
 extern const struct rk_grad_group_row rk_grad_groups[RK_GRAD_GROUPS];

@@ -277,6 +277,7 @@ static struct rk_status *experts_of_rank_bwd(const struct rk_pass *pass, const s
     struct rk_moe_rows rows = rows_of(pass, block->own, saved);
     rk_tensor_t activated;
 
+    rows.overwrites_grads = pass->overwrites_grads;
     RK_TRY(rk_activation_make(pass, block, RK_MOE_DACTIVATED, &activated));
     RK_TRY(rk_moe_experts_bwd_down(pass, block->own, &rows, drows, activated, as_list(drow_probs)));
     RK_TRY(rk_moe_hand_out(pass, block->own, saved, x, drows));

@@ -25,7 +25,8 @@ struct exchange {
     const struct rk_block *block;
     struct rk_stream *stream; /* of transfers: the side stream, until it is joined */
     struct rk_moe_exchange_plan plan;
-    rk_tensor_t row_ids; /* I32 [R, 1]: the expert of each row of this rank */
+    rk_tensor_t row_ids;   /* I32 [R, 1]: the expert of each row of this rank */
+    bool overwrites_grads; /* backward: the next rows are the first of a step */
     /* Of the current round. */
     struct rk_moe_span *sent, *received; /* [num_ranks] */
     int64_t count;                       /* rows received */
@@ -389,7 +390,7 @@ static struct rk_status *compute_again(const struct exchange *ex, const struct r
 
 /* Replaces the received rows of dy by those of dx, and computes the gradients of the received
  * probabilities. */
-static struct rk_status *compute_bwd(const struct exchange *ex, const struct round_buffers *buffers,
+static struct rk_status *compute_bwd(struct exchange *ex, const struct round_buffers *buffers,
                                      const struct round_buffers_bwd *bwd, bool has_received)
 {
     struct rk_moe_rows rows = rows_of(ex, buffers);
@@ -399,6 +400,8 @@ static struct rk_status *compute_bwd(const struct exchange *ex, const struct rou
 
     if (ex->count == 0)
         return NULL;
+    rows.overwrites_grads = ex->overwrites_grads;
+    ex->overwrites_grads = false;
     if (!has_received)
         RK_TRY(compute_again(ex, buffers));
     RK_TRY(sort(ex, bwd->received_dy, bwd->sorted_dy));
@@ -422,6 +425,7 @@ struct rk_status *rk_moe_exchange_bwd(const struct rk_pass *pass, const struct r
     RK_TRY(begin(&ex, pass, block, saved, beside));
     RK_TRY(make_buffers(&ex, saved, &buffers));
     RK_TRY(make_buffers_bwd(&ex, &bwd));
+    ex.overwrites_grads = pass->overwrites_grads;
     num_rounds = rounds_to_run(&ex);
     for (int64_t round = 0; round < num_rounds; round++) {
         const struct row_pair there[] = {{grads->dy_rows, bwd.received_dy},
@@ -439,6 +443,8 @@ struct rk_status *rk_moe_exchange_bwd(const struct rk_pass *pass, const struct r
     }
     if (ex.plan.num_rounds == 0)
         RK_TRY(join(&ex));
+    if (ex.overwrites_grads)
+        RK_TRY(rk_moe_experts_clear_grads(pass, block->own));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }

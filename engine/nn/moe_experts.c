@@ -25,25 +25,35 @@ static struct rk_grouped_gemm_args product(const struct rk_pass *pass, const str
 }
 
 static struct rk_status *multiply_back(const struct rk_pass *pass, const struct rk_expert_weight *weight,
-                                       rk_tensor_t offsets, rk_tensor_t dy, rk_tensor_t dx)
+                                       const struct rk_moe_rows *rows, rk_tensor_t dy, rk_tensor_t dx)
 {
-    return rk_grouped_gemm(
-        pass->stream,
-        &(struct rk_grouped_gemm_args){
-            .y = dx, .x = dy, .w = matrices(pass, weight, pass->values, pass->dtype), .offsets = offsets});
+    return rk_grouped_gemm(pass->stream, &(struct rk_grouped_gemm_args){
+                                             .y = dx,
+                                             .x = dy,
+                                             .w = matrices(pass, weight, pass->values, pass->dtype),
+                                             .offsets = rows->offsets,
+                                             .likely_rows = rows->likely_count,
+                                         });
 }
 
-/* Gradients of experts are accumulated onto zeroed memory: a pass may have no row for an expert. */
 static struct rk_status *add_gradients(const struct rk_pass *pass, const struct rk_expert_weight *weight,
-                                       rk_tensor_t offsets, rk_tensor_t x, rk_tensor_t dy)
+                                       const struct rk_moe_rows *rows, rk_tensor_t x, rk_tensor_t dy)
 {
     return rk_grouped_gemm_wgrad(pass->stream,
                                  &(struct rk_grouped_gemm_wgrad_args){
                                      .dw = matrices(pass, weight, pass->grads, pass->grad_dtype),
                                      .dy = dy,
                                      .x = x,
-                                     .offsets = offsets,
+                                     .offsets = rows->offsets,
+                                     .overwrites_dw = rows->overwrites_grads,
                                  });
+}
+
+static struct rk_status *clear(const struct rk_pass *pass, const struct rk_expert_weight *weight)
+{
+    rk_tensor_t grads = matrices(pass, weight, pass->grads, pass->grad_dtype);
+
+    return rk_stream_zero(pass->stream, grads.data, rk_tensor_bytes(grads));
 }
 
 static rk_tensor_t gate_of(const struct rk_moe *moe, rk_tensor_t gate_up)
@@ -87,7 +97,7 @@ struct rk_status *rk_moe_experts_bwd_down(const struct rk_pass *pass, const stru
     rk_tensor_t gate = gate_of(moe, rows->gate_up), up = up_of(moe, rows->gate_up);
 
     /* activated: first its gradient, then the recomputed activation */
-    RK_TRY(multiply_back(pass, &moe->down, rows->offsets, dout, activated));
+    RK_TRY(multiply_back(pass, &moe->down, rows, dout, activated));
     RK_TRY(rk_swiglu_bwd(pass->stream, &(struct rk_swiglu_bwd_args){.dgate = gate,
                                                                     .dup = up,
                                                                     .dy = activated,
@@ -95,13 +105,20 @@ struct rk_status *rk_moe_experts_bwd_down(const struct rk_pass *pass, const stru
                                                                     .up = up,
                                                                     .y = activated,
                                                                     .probs = rows->probs,
-                                                                    .dprobs = dprobs}));
-    return add_gradients(pass, &moe->down, rows->offsets, activated, dout);
+                                                                    .dprobs = dprobs,
+                                                                    .count = rows->count}));
+    return add_gradients(pass, &moe->down, rows, activated, dout);
 }
 
 struct rk_status *rk_moe_experts_bwd_up(const struct rk_pass *pass, const struct rk_moe *moe,
                                         const struct rk_moe_rows *rows, rk_tensor_t x, rk_tensor_t dx)
 {
-    RK_TRY(add_gradients(pass, &moe->gate_up, rows->offsets, x, rows->gate_up));
-    return multiply_back(pass, &moe->gate_up, rows->offsets, rows->gate_up, dx);
+    RK_TRY(add_gradients(pass, &moe->gate_up, rows, x, rows->gate_up));
+    return multiply_back(pass, &moe->gate_up, rows, rows->gate_up, dx);
+}
+
+struct rk_status *rk_moe_experts_clear_grads(const struct rk_pass *pass, const struct rk_moe *moe)
+{
+    RK_TRY(clear(pass, &moe->gate_up));
+    return clear(pass, &moe->down);
 }

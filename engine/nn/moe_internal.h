@@ -157,6 +157,7 @@ struct rk_moe_rows {
      * estimate of it. Otherwise none, and 0. */
     rk_tensor_t count;
     int64_t likely_count;
+    bool overwrites_grads; /* backward: = instead of +=, also of experts without a row */
 };
 /* Fills gate_up; out = down (prob * silu(gate) * up), which may have the memory of x; out none: not computed.
  * activated: scratch, [num_rows, intermediate_size]. */
@@ -172,6 +173,9 @@ struct rk_status *rk_moe_experts_bwd_down(const struct rk_pass *pass, const stru
 struct rk_status *rk_moe_experts_bwd_up(const struct rk_pass *pass, const struct rk_moe *moe,
                                         const struct rk_moe_rows *rows, rk_tensor_t x,
                                         rk_tensor_t dx) RK_NODISCARD;
+/* For a rank that has no row at all: its gradients are zero. */
+struct rk_status *rk_moe_experts_clear_grads(const struct rk_pass *pass,
+                                             const struct rk_moe *moe) RK_NODISCARD;
 
 /* --- moe_exchange.c: with ep, the experts of all ranks over the rows of this one. Collective over ep. --- */
 /* Work that does not depend on the exchange. It is enqueued on the pass's stream while the first rows are

@@ -85,8 +85,8 @@ struct rk_pass {
     bool keeps_activations; /* blocks save what their backward functions need */
     const struct rk_param_table *params;
     void *values, *grads;  /* flat buffers; grads NULL when no backward pass follows */
-    bool overwrites_grads; /* linear layers overwrite their gradients: the old contents are of an earlier
-                            * step */
+    bool overwrites_grads; /* linear layers and experts overwrite their gradients: the old contents are of
+                            * an earlier step */
     int64_t num_packed;    /* tokens of the caller's micro-batch, which has no padding; 0 with a cache */
     int64_t num_tokens;    /* of attention and the GEMMs: tokens of all sequences, or this rank's part */
     int64_t num_rows;      /* of the residual stream on this rank */

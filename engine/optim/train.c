@@ -193,7 +193,7 @@ static struct rk_status *open_side(struct rk_train *train)
 static int64_t find_summed(const struct rk_model_core *core, rk_grad_group_t group)
 {
     const struct rk_param_range *range = &core->params.groups[group];
-    int64_t begin = range->begin + (rk_grad_groups[group].is_always_written ? range->num_elements : 0);
+    int64_t begin = range->begin + range->num_elements;
 
     for (int64_t i = 0; i < core->params.count; i++) {
         const struct rk_param *param = rk_params_at(&core->params, i);
@@ -214,8 +214,7 @@ static void check_summed(const struct rk_train *train, const struct rk_model_cor
         const struct rk_param *param = rk_params_at(&core->params, i);
         const struct rk_placement *placement = rk_params_placement(&core->params, i);
 
-        if (placement->is_held && param->rank == 2 && i != core->embedding.weight.param &&
-            rk_grad_groups[rk_param_grad_group(param)].is_always_written)
+        if (placement->is_held && param->rank == 2 && i != core->embedding.weight.param)
             RK_ASSERT(placement->offset < train->groups[rk_param_grad_group(param)].summed_begin);
     }
 }

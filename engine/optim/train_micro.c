@@ -29,8 +29,8 @@ struct rk_status *rk_train_settle(struct rk_model *model)
     return rk_stream_zero(model->core->stream, grads.data, rk_tensor_bytes(grads));
 }
 
-/* In the first micro-batch of a step the GEMMs of linear layers overwrite their gradients instead of adding
- * to zeros: this saves 12 bytes of memory traffic per element. Without tokens they write nothing.
+/* In the first micro-batch of a step the GEMMs of linear layers and experts overwrite their gradients instead
+ * of adding to zeros: this saves 12 bytes of memory traffic per element. Without tokens they write nothing.
  */
 static struct rk_status *prepare_grads(struct rk_model *model, struct rk_pass *pass, int64_t num_labels)
 {

@@ -1,8 +1,10 @@
-/* Expert parallelism: memory does not depend on the routing, and meshes that do not fit are refused. That ep
- * does not change the result is tested by the gate (tests/equivalence).
+/* Expert parallelism: memory does not depend on the routing, a step overwrites the gradients of the one
+ * before, and meshes that do not fit are refused. That ep does not change the result is tested by the gate
+ * (tests/equivalence).
  *
  * A router whose weights are 0 gives equal scores, and equal scores are taken by ascending expert: all tokens
- * of all ranks then go to the first experts, which one rank of ep has. */
+ * of all ranks then go to the first experts, which one rank of ep has. A wrapper around rk_swiglu_bwd
+ * (-Wl,--wrap) counts the rows of the backward pass. */
 #include "tests/support/test.h"
 
 #include <string.h>
@@ -10,8 +12,10 @@
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
 #include "engine/model/model_internal.h"
+#include "engine/optim/optim_internal.h"
 #include "engine/rk_rollout.h"
 #include "engine/rk_train.h"
+#include "kernels/rk_kernels.h"
 #include "tests/support/models.h"
 #include "tests/support/ranks.h"
 
@@ -189,6 +193,148 @@ static void test_kept_rows_are_not_sent_again(void **state)
     rk_test_run_case("bytes", NUM_RANKS, compares_bytes, NULL, RUN_TIMEOUT_S);
 }
 
+/* --- rows that a rank does not use --- */
+
+/* Rows with probabilities that swiglu_bwd was called for, and those of them that it was to compute. */
+static int64_t rows_given, rows_used;
+
+struct rk_status *__real_rk_swiglu_bwd(struct rk_stream *stream, const struct rk_swiglu_bwd_args *args);
+struct rk_status *__wrap_rk_swiglu_bwd(struct rk_stream *stream, const struct rk_swiglu_bwd_args *args);
+
+struct rk_status *__wrap_rk_swiglu_bwd(struct rk_stream *stream, const struct rk_swiglu_bwd_args *args)
+{
+    if (args->probs.data) {
+        rows_given += args->gate.shape[0];
+        rows_used += args->count.data ? *(const int32_t *)args->count.data : args->gate.shape[0];
+    }
+    return __real_rk_swiglu_bwd(stream, args);
+}
+
+/* All tokens go to the first two experts, which rank 0 of ep has. */
+static int counts_rows(struct rk_comm_world *world, void *user)
+{
+    const struct rk_optim_config optim = rk_test_adamw(1e-2, 0, 0);
+    struct rk_test_model_spec spec = {
+        .config = CONFIG(8), .seed = 5, .dtype = RK_DTYPE_F32, .tp = 2, .ep = 2, .etp = 1, .world = world};
+    int64_t num_rows = 2LL * 2 * NUM_TOKENS; /* two layers, two experts per token */
+    int64_t expected = rk_comm_world_rank(world) == 0 ? num_rows : 0;
+    struct rk_test_model test;
+    size_t peak_bytes;
+
+    (void)user;
+    RK_RANK_OK(rk_test_model_open(&test, &spec));
+    RK_RANK_OK(rk_train_enable(test.model, &optim));
+    RK_RANK_OK(zero_routers(test.model));
+    rows_given = rows_used = 0;
+    RK_RANK_OK(train(test.model, &peak_bytes));
+    RK_RANK_CHECK(rows_given == num_rows, "buffers of %lld rows", (long long)rows_given);
+    RK_RANK_CHECK(rows_used == expected, "%lld rows, expected %lld", (long long)rows_used,
+                  (long long)expected);
+    rk_test_model_close(&test);
+    return 0;
+}
+
+/* Goal: the backward pass computes only the rows of the rank's own experts where all tp ranks have all
+ * tokens, and buffers have room for the rows of all experts. */
+static void test_rows_of_other_ranks_are_not_computed(void **state)
+{
+    (void)state;
+    rk_test_run_case("rows", 2, counts_rows, NULL, RUN_TIMEOUT_S);
+}
+
+/* --- gradients that a step overwrites --- */
+
+/* Gradients of the rank's experts. */
+static float *expert_grads(const struct rk_model *model, int64_t *count)
+{
+    const struct rk_param_range *range = &model->core->params.groups[RK_GRAD_EXPERT];
+
+    *count = range->num_elements;
+    return (float *)model->train->grads + range->begin;
+}
+
+/* The gradients of one pass, over old ones that are no numbers. */
+static struct rk_status *train_over_nan(struct rk_model *model)
+{
+    size_t peak_bytes;
+    int64_t count;
+    float *grads = expert_grads(model, &count);
+
+    memset(grads, 0xff, (size_t)count * sizeof(float));
+    return train(model, &peak_bytes);
+}
+
+static int64_t count_nonzero(const float *values, int64_t count)
+{
+    int64_t nonzero = 0;
+
+    for (int64_t i = 0; i < count; i++)
+        nonzero += values[i] != 0; /* NaN counts */
+    return nonzero;
+}
+
+static int overwrites(struct rk_comm_world *world, void *user)
+{
+    const struct rk_optim_config optim = rk_test_adamw(1e-2, 0, 0);
+    struct rk_test_model_spec spec = *(const struct rk_test_model_spec *)user;
+    bool has_rows = rk_comm_world_rank(world) == 0;
+    struct rk_test_model test;
+    float *grads, *expected;
+    size_t peak_bytes;
+    int64_t count;
+
+    spec.world = world;
+    RK_RANK_OK(rk_test_model_open(&test, &spec));
+    RK_RANK_OK(rk_train_enable(test.model, &optim));
+    grads = expert_grads(test.model, &count);
+    RK_RANK_OK(train(test.model, &peak_bytes)); /* over zeros */
+    expected = rk_malloc((size_t)count * sizeof(float));
+    memcpy(expected, grads, (size_t)count * sizeof(float));
+    RK_RANK_CHECK(count_nonzero(expected, count) > 0, "no gradients");
+    RK_RANK_OK(train_over_nan(test.model));
+    RK_RANK_CHECK(memcmp(grads, expected, (size_t)count * sizeof(float)) == 0, "other gradients over NaN");
+    RK_RANK_OK(zero_routers(test.model));
+    RK_RANK_OK(train_over_nan(test.model));
+    RK_RANK_CHECK((count_nonzero(grads, count) > 0) == has_rows, "%lld gradients are not zero",
+                  (long long)count_nonzero(grads, count));
+    rk_free(expected);
+    rk_test_model_close(&test);
+    return 0;
+}
+
+/* Goal: the first pass of a step overwrites the gradients of experts, also of those without a row, on ranks
+ * without a row, and with several rounds. Method: old gradients are NaN; then all tokens go to the first two
+ * experts, which rank 0 has. */
+static void test_first_pass_overwrites_gradients(void **state)
+{
+    static const struct {
+        const char *label;
+        int32_t tp, dp, ep, dispatch_tokens;
+        bool is_kept;
+    } rows[] = {
+        {"one rank", 1, 1, 1, 0, false},
+        {"ep 4", 1, 4, 4, 0, false},
+        {"ep 4, rounds", 1, 4, 4, 1, false},
+        {"ep 4, kept", 1, 4, 4, 1000, true},
+        {"tp 2, whole experts", 2, 1, 2, 0, false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        struct rk_test_model_spec spec = {.config = CONFIG(8),
+                                          .seed = 5,
+                                          .dtype = RK_DTYPE_F32,
+                                          .tp = rows[i].tp,
+                                          .dp = rows[i].dp,
+                                          .ep = rows[i].ep,
+                                          .etp = 1,
+                                          .moe_dispatch_tokens = rows[i].dispatch_tokens,
+                                          .moe_keep_dispatched = rows[i].is_kept};
+
+        rk_test_run_case(rows[i].label, rows[i].tp * rows[i].dp, overwrites, &spec, RUN_TIMEOUT_S);
+    }
+}
+
 /* --- refusals --- */
 
 struct refusal {
@@ -265,6 +411,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memory_does_not_depend_on_the_routing),
         cmocka_unit_test(test_kept_rows_are_not_sent_again),
+        cmocka_unit_test(test_rows_of_other_ranks_are_not_computed),
+        cmocka_unit_test(test_first_pass_overwrites_gradients),
         cmocka_unit_test(test_mesh_that_does_not_fit_is_refused),
         cmocka_unit_test(test_rollout_with_ep_is_refused),
     };
