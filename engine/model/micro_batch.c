@@ -29,7 +29,6 @@ struct rk_status *rk_micro_begin(struct rk_micro *micro, struct rk_model *model,
     if (desc->grads) {
         micro->pass.grads = desc->grads;
         micro->pass.grad_dtype = desc->grad_dtype;
-        micro->pass.side = desc->side;
     }
     if (desc->router_sums.data) {
         micro->pass.routers.sums = desc->router_sums;

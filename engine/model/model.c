@@ -104,6 +104,25 @@ static struct rk_status *make_row_numbers(struct rk_model_core *core)
     return st;
 }
 
+/* For collectives beside the work of a pass (struct rk_side). */
+static struct rk_status *open_side(struct rk_model_core *core)
+{
+    struct rk_device *device = rk_stream_device(core->stream);
+
+    if (rk_params_tp_size(&core->params) == 1 && rk_mesh_axis_size(core->params.mesh, RK_AXIS_EP) == 1)
+        return NULL;
+    RK_TRY(rk_stream_create_urgent(&core->side.stream, device, "side"));
+    RK_TRY(rk_event_create(&core->side.is_ready, device));
+    return rk_event_create(&core->side.is_done, device);
+}
+
+static void close_side(struct rk_side *side)
+{
+    rk_event_destroy(side->is_ready);
+    rk_event_destroy(side->is_done);
+    rk_stream_destroy(side->stream);
+}
+
 static struct rk_status *allocate(struct rk_model_core *core)
 {
     struct rk_device *device = rk_stream_device(core->stream);
@@ -117,6 +136,7 @@ static struct rk_status *allocate(struct rk_model_core *core)
     core->values = core->value_memory.data;
     RK_TRY(rk_device_alloc(device, &core->scratch, RK_AGREE_BYTES, "verdicts of ranks"));
     RK_TRY(make_row_numbers(core));
+    RK_TRY(open_side(core));
     return make_ropes(core);
 }
 
@@ -178,6 +198,7 @@ static void core_destroy(struct rk_model_core *core)
 {
     struct rk_device *device = core->stream ? rk_stream_device(core->stream) : NULL;
 
+    close_side(&core->side);
     if (device) {
         rk_movable_fini(&core->value_memory);
         rk_device_free(device, core->scratch);

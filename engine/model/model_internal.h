@@ -139,6 +139,7 @@ struct rk_model_core {
     int64_t num_caches;      /* tensors of a paged cache, over all blocks */
     int64_t num_routes;      /* blocks that have routes */
     rk_tensor_t row_numbers; /* I32 [RK_HEAD_CHUNK]: 0, 1, 2, ...; none if tp is 1 */
+    struct rk_side side;     /* side stream of passes; NULL with one rank of tp and of ep */
     struct rk_movable value_memory;
     void *values;  /* flat buffer of params.num_elements */
     void *scratch; /* RK_AGREE_BYTES for rk_model_agree, allocated early: agreement must work without free
@@ -333,8 +334,7 @@ struct rk_micro_desc {
     void *grads;                         /* flat buffer; NULL when no backward pass follows */
     rk_dtype_t grad_dtype;               /* of it */
     const struct rk_step_totals *totals; /* only with router_sums */
-    rk_tensor_t router_sums;    /* F64 [num_routes, columns], accumulated by backward passes; or none */
-    const struct rk_side *side; /* side stream of the passes; may be NULL */
+    rk_tensor_t router_sums; /* F64 [num_routes, columns], accumulated by backward passes; or none */
 };
 
 /* State of a micro-batch in a chunk of the model. Calls: begin, forward, then download, or upload and

@@ -11,6 +11,7 @@ static void fill_pass(const struct rk_model_core *core, struct rk_pass *pass)
 {
     *pass = (struct rk_pass){
         .stream = core->stream,
+        .side = core->side.stream ? &core->side : NULL,
         .tp = rk_mesh_comms_group(core->mesh, RK_GROUP_TP),
         .ep = rk_mesh_comms_group(core->mesh, RK_GROUP_EP),
         .dtype = core->dtype,

@@ -33,8 +33,10 @@ struct rk_status *rk_model_check_replay(const struct rk_model_core *core)
         return RK_FAIL(RK_FAILED_PRECONDITION, "%s=%s: expected disabled, the model has no layers of experts",
                        RK_KNOB_REPLAY, core->replay.mode == RK_REPLAY_R2 ? "R2" : "R3");
     if (core->replay.compares)
-        return RK_FAIL(RK_FAILED_PRECONDITION, "%s=true: expected false, the model has no layers of experts",
-                       RK_KNOB_REPLAY_COMPARES);
+        return RK_FAIL(RK_FAILED_PRECONDITION, RK_KNOB_REPLAY_COMPARES
+                       "=true of init_model, which compares with experts of a rollout "
+                       "with " RK_KNOB_CAPTURES_ROUTES
+                       "=true: expected false, the model has no layers of experts");
     return NULL;
 }
 

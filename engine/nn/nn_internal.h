@@ -63,7 +63,7 @@ struct rk_context {
     const int32_t *rows; /* host: to_ranks */
 };
 
-/* A stream beside the pass's stream, for collectives over tp, and the events that order the two. */
+/* A stream beside the pass's stream, for collectives over tp and ep, and the events that order the two. */
 struct rk_side {
     struct rk_stream *stream;
     struct rk_event *is_ready, *is_done;

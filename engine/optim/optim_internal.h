@@ -96,7 +96,6 @@ struct rk_train {
      * group has one rank. */
     struct rk_stream *comm;
     struct rk_event *is_ready, *is_done;
-    struct rk_side side; /* side stream of passes; NULL with one rank of tp and of ep */
     struct rk_movable grad_memory, sum_memory, master_memory, state_memory[RK_OPTIM_STATES_MAX];
     /* Their addresses. */
     void *grads; /* [num_elements] of pass_dtype */

@@ -43,9 +43,6 @@ void rk_train_destroy(struct rk_train *train)
     rk_event_destroy(train->is_ready);
     rk_event_destroy(train->is_done);
     rk_stream_destroy(train->comm);
-    rk_event_destroy(train->side.is_ready);
-    rk_event_destroy(train->side.is_done);
-    rk_stream_destroy(train->side.stream);
     rk_train_cut_fini(train);
     rk_free(train);
 }
@@ -180,13 +177,6 @@ static struct rk_status *open_comm(struct rk_train *train)
     return rk_event_create(&train->is_done, train->device);
 }
 
-static struct rk_status *open_side(struct rk_train *train)
-{
-    RK_TRY(rk_stream_create_urgent(&train->side.stream, train->device, "side"));
-    RK_TRY(rk_event_create(&train->side.is_ready, train->device));
-    return rk_event_create(&train->side.is_done, train->device);
-}
-
 /* Where the gradients of a group begin that a pass can only add to: those of vectors, and of an embedding
  * that is not also the head's weight. They follow the matrices of linear layers (model/params_internal.h).
  */
@@ -250,8 +240,6 @@ struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_
     st = allocate(train, core);
     if (!st && largest_group(&train->shards) > 1)
         st = open_comm(train);
-    if (!st && (rk_params_tp_size(&core->params) > 1 || rk_mesh_axis_size(core->params.mesh, RK_AXIS_EP) > 1))
-        st = open_side(train);
     if (!st)
         st = rk_train_copy_masters(train, core, 0, core->params.num_elements);
     if (st) {

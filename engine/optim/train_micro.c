@@ -114,7 +114,6 @@ static struct rk_status *bind(void *user, int64_t i, struct rk_micro_desc *desc)
         .grad_dtype = batches->model->train->pass_dtype,
         .totals = &batches->totals,
         .router_sums = rk_router_sums_tensor(&batches->model->train->routers),
-        .side = batches->model->train->side.stream ? &batches->model->train->side : NULL,
     };
     return NULL;
 }
