@@ -43,6 +43,8 @@ struct rk_status *rk_attn_check_segments(const char *op, const struct rk_attn_va
                                          bool is_disjoint) RK_NODISCARD;
 int64_t rk_attn_most_keys(const struct rk_attn_varlen_args *args); /* of a segment */
 
+double rk_attn_work(const struct rk_attn_varlen_args *args); /* of the forward pass, for rk_cpu_num_threads */
+
 static inline int64_t rk_attn_num_segments(const struct rk_attn_varlen_args *args)
 {
     return args->cu_seqlens.shape[0] - 1;

@@ -79,6 +79,19 @@ static struct rk_status *check_seq(const struct rk_attn_paged_args *args, int64_
         args->k_cache.shape[0] - 1);
 }
 
+/* Of loading the keys and values, and of the scores. */
+static double work_of(const struct rk_attn_paged_args *args, const struct paged_seq *seq)
+{
+    double num_keys = (double)(seq->length - seq->first_key);
+    double elements = (double)(args->q.shape[2] + args->out.shape[2]);
+    double num_scores = num_keys * (double)seq->num_queries * (double)args->q.shape[1];
+
+    if (seq->num_queries == 0)
+        return 0.0;
+    return num_keys * (double)args->k_cache.shape[1] * elements +
+           num_scores * (RK_WORK_EXP + RK_WORK_F64 * elements);
+}
+
 static void paged_task(const struct rk_attn_paged_args *args, int64_t r, int64_t kv_head, double *scratch)
 {
     const int32_t *blocks = rk_cpu_at(args->block_table, r, 0);
@@ -115,6 +128,7 @@ struct rk_status *rk_cpu_attn_paged(void *dev, void *stream, const struct rk_att
     struct rk_cpu_device *cpu = dev;
     int64_t num_seqs = args->seq_lens.shape[0], num_kv_heads = args->k_cache.shape[1];
     int64_t most_keys = 0;
+    double work = 0.0;
 
     (void)stream;
     RK_TRY(rk_cpu_check_prefix_sums("attn_paged", "cu_q", args->cu_q, args->q.shape[0], args->q.shape[0]));
@@ -123,9 +137,10 @@ struct rk_status *rk_cpu_attn_paged(void *dev, void *stream, const struct rk_att
 
         RK_TRY(check_seq(args, r));
         most_keys = RK_MAX(most_keys, seq.num_queries ? seq.length - seq.first_key : 0);
+        work += work_of(args, &seq);
     }
     RK_TRY(rk_cpu_scratch_reserve(cpu, rk_attn_scratch(most_keys, args->q.shape[2], args->out.shape[2])));
-#pragma omp parallel for schedule(dynamic) num_threads(cpu->num_threads)
+#pragma omp parallel for schedule(dynamic) num_threads(rk_cpu_num_threads(cpu, work))
     for (int64_t task = 0; task < num_seqs * num_kv_heads; task++)
         paged_task(args, task / num_kv_heads, task % num_kv_heads, rk_cpu_scratch(cpu));
     return NULL;

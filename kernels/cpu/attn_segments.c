@@ -27,6 +27,18 @@ int64_t rk_attn_most_keys(const struct rk_attn_varlen_args *args)
     return most;
 }
 
+double rk_attn_work(const struct rk_attn_varlen_args *args)
+{
+    double num_scores = 0.0;
+
+    for (int64_t s = 0; s < rk_attn_num_segments(args); s++) {
+        struct rk_attn_segment segment = rk_attn_segment_of(args, s);
+
+        num_scores += (double)segment.num_queries * (double)segment.num_keys * (double)args->q.shape[1];
+    }
+    return num_scores * (RK_WORK_EXP + RK_WORK_F64 * (double)(args->q.shape[2] + args->out.shape[2]));
+}
+
 static struct rk_status *check_range(const char *op, const struct rk_attn_varlen_args *args, int64_t seq)
 {
     struct rk_attn_segment segment = rk_attn_segment_of(args, seq);

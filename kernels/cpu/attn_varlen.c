@@ -48,7 +48,7 @@ struct rk_status *rk_cpu_attn_varlen_fwd(void *dev, void *stream, const struct r
     RK_TRY(rk_attn_check_segments("attn_varlen_fwd", args, false));
     RK_TRY(rk_cpu_scratch_reserve(
         cpu, rk_attn_scratch(rk_attn_most_keys(args), args->q.shape[2], args->out.shape[2])));
-#pragma omp parallel for schedule(dynamic) num_threads(cpu->num_threads)
+#pragma omp parallel for schedule(dynamic) num_threads(rk_cpu_num_threads(cpu, rk_attn_work(args)))
     for (int64_t task = 0; task < num_seqs * num_kv_heads; task++)
         forward_task(args, task / num_kv_heads, task % num_kv_heads, rk_cpu_scratch(cpu));
     return NULL;

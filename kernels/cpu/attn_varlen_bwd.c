@@ -182,7 +182,7 @@ struct rk_status *rk_cpu_attn_varlen_bwd(void *dev, void *stream, const struct r
         zero_rows(args->dk);
         zero_rows(args->dv);
     }
-#pragma omp parallel for schedule(dynamic) num_threads(cpu->num_threads)
+#pragma omp parallel for schedule(dynamic) num_threads(rk_cpu_num_threads(cpu, 3.0 * rk_attn_work(fwd)))
     for (int64_t task = 0; task < rk_attn_num_segments(fwd) * num_kv_heads; task++)
         backward_task(args, task / num_kv_heads, task % num_kv_heads, rk_cpu_scratch(cpu));
     return NULL;

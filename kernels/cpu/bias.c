@@ -25,7 +25,7 @@ struct rk_status *rk_cpu_bias_bwd(void *dev, void *stream, const struct rk_bias_
     int64_t num_cols = args->dy.shape[1];
 
     (void)stream;
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->dy, 1.0))
     for (int64_t c = 0; c < num_cols; c += BLOCK)
         sum_columns(args, c, RK_MIN(num_cols - c, BLOCK));
     return NULL;

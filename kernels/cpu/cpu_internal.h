@@ -4,7 +4,7 @@
  * Every operator loads rows into f64 scratch memory, computes in f64, and rounds once when it stores. So the
  * same code handles F16, BF16, F32 and F64, and a row's result depends on that row alone. Work is split over
  * threads by rows, heads or sequences, never within a sum, so results do not depend on the number of
- * threads. */
+ * threads. Only fast GEMMs sum in OpenBLAS, which changes the order with the size of a part (gemm.c). */
 #ifndef RK_CPU_INTERNAL_H
 #define RK_CPU_INTERNAL_H
 
@@ -33,6 +33,38 @@ extern const struct rk_kernel_ops rk_cpu_kernel_ops;
 struct rk_status *rk_cpu_scratch_reserve(struct rk_cpu_device *dev, int64_t count) RK_NODISCARD;
 /* The calling thread's scratch memory. */
 double *rk_cpu_scratch(const struct rk_cpu_device *dev);
+
+/* --- threads (device_cpu.c) --- */
+
+/* Number of threads for a parallel loop: one if waking the others would take longer than they save. `work`
+ * estimates the loop in elements that one thread loads, adds to a sum or multiplies, and stores. */
+int rk_cpu_num_threads(const struct rk_cpu_device *dev, double work);
+
+/* Work of other things: */
+#define RK_WORK_EXP  4.0          /* an exponential or logarithm */
+#define RK_WORK_SORT 16.0         /* an element of a row that is sorted */
+#define RK_WORK_COPY 0.125        /* an element that is copied as it is */
+#define RK_WORK_BLAS (1.0 / 64.0) /* a multiplication and addition in OpenBLAS */
+#define RK_WORK_F64  0.125        /* the same in f64 (rk_panel_accumulate) */
+
+/* The same for a loop over a tensor, each of whose elements is that much work. */
+static inline int rk_cpu_threads_over(const struct rk_cpu_device *dev, rk_tensor_t t, double work)
+{
+    return rk_cpu_num_threads(dev, (double)rk_tensor_num_elements(t) * work);
+}
+
+/* --- GEMMs (gemm.c) --- */
+
+/* A series of GEMMs, none of which reads what another one writes; `get` returns one of them, without
+ * swiglu. */
+struct rk_cpu_gemms {
+    int64_t count;
+    struct rk_gemm_args (*get)(const void *args, int64_t i);
+    const void *args;
+};
+
+/* Runs the GEMMs in one parallel loop. The bits of each are those that it has alone. */
+struct rk_status *rk_cpu_gemms_run(struct rk_cpu_device *cpu, const struct rk_cpu_gemms *gemms) RK_NODISCARD;
 
 /* --- integers in tensors (indices.c): invalid values must not make the backend access memory out of bounds
  * --- */

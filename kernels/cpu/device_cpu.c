@@ -26,7 +26,7 @@ static struct rk_status *cpu_open(void **out, int index, const struct rk_device_
         return RK_FAIL(RK_NOT_FOUND, "cpu:%d does not exist, the host is one device: cpu", index);
     dev = rk_calloc(1, sizeof(*dev));
     dev->num_threads = config->num_threads > 0 ? config->num_threads : omp_get_num_procs();
-    openblas_set_num_threads(dev->num_threads);
+    openblas_set_num_threads(1); /* gemm.c divides the work */
     *out = dev;
     return NULL;
 }
@@ -212,6 +212,14 @@ struct rk_status *rk_cpu_scratch_reserve(struct rk_cpu_device *dev, int64_t coun
 double *rk_cpu_scratch(const struct rk_cpu_device *dev)
 {
     return dev->scratch + omp_get_thread_num() * dev->scratch_per_thread;
+}
+
+/* About 50 microseconds of one thread: to wake threads that sleep takes 10 to 20. */
+#define PARALLEL_WORK 32768.0
+
+int rk_cpu_num_threads(const struct rk_cpu_device *dev, double work)
+{
+    return work >= PARALLEL_WORK ? dev->num_threads : 1;
 }
 
 static void cpu_get_own(const void *handle, uint64_t *out_bytes, uint64_t *out_num_allocations)

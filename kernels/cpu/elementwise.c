@@ -13,7 +13,7 @@ struct rk_status *rk_cpu_axpby(void *dev, void *stream, const struct rk_axpby_ar
     int64_t count = rk_tensor_num_elements(args->y);
 
     (void)stream;
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_num_threads(cpu, count))
     for (int64_t begin = 0; begin < count; begin += BLOCK) {
         int64_t n = RK_MIN(count - begin, BLOCK);
         double x[BLOCK], y[BLOCK];
@@ -42,7 +42,7 @@ struct rk_status *rk_cpu_sum_squares(void *dev, void *stream, const struct rk_su
     (void)stream;
     RK_TRY(rk_cpu_scratch_reserve(cpu, 2 * num_blocks));
     partial = rk_cpu_scratch(cpu);
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_num_threads(cpu, count))
     for (int64_t b = 0; b < num_blocks; b++) {
         int64_t n = RK_MIN(count - b * BLOCK, BLOCK);
         double x[BLOCK], sum = 0.0, num_non_finite = 0.0;
@@ -83,7 +83,7 @@ struct rk_status *rk_cpu_adamw(void *dev, void *stream, const struct rk_adamw_ar
     int64_t count = args->param.shape[0];
 
     (void)stream;
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_num_threads(cpu, 4.0 * (double)count))
     for (int64_t begin = 0; begin < count; begin += BLOCK) {
         int64_t n = RK_MIN(count - begin, BLOCK);
         double w[BLOCK], m[BLOCK], v[BLOCK], g[BLOCK];

@@ -20,7 +20,7 @@ struct rk_status *rk_cpu_embed_fwd(void *dev, void *stream, const struct rk_embe
     size_t row_bytes = (size_t)args->table.shape[1] * rk_dtype_bytes(args->table.dtype);
 
     (void)stream;
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->out, RK_WORK_COPY))
     for (int64_t t = 0; t < args->out.shape[0]; t++) {
         int64_t row = local_row(tokens[t], args->vocab_begin, args->table.shape[0]);
 

@@ -42,7 +42,7 @@ struct rk_status *rk_cpu_fingerprint(void *dev, void *stream, const struct rk_fi
     uint64_t sum = 0, before;
 
     (void)stream;
-#pragma omp parallel for num_threads(cpu->num_threads) reduction(+ : sum)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->x, 1.0)) reduction(+ : sum)
     for (int64_t r = 0; r < args->x.shape[0]; r++)
         sum += fingerprint_row(args, r);
     memcpy(&before, args->out.data, sizeof(before));

@@ -30,7 +30,7 @@ struct rk_status *rk_cpu_head_norm_fwd(void *dev, void *stream, const struct rk_
 
     (void)stream;
     RK_TRY(rk_cpu_scratch_reserve(cpu, 2 * head_dim));
-#pragma omp parallel num_threads(cpu->num_threads)
+#pragma omp parallel num_threads(rk_cpu_threads_over(cpu, args->x, 1.0))
     {
         double *weight = rk_cpu_scratch(cpu);
 
@@ -91,7 +91,7 @@ struct rk_status *rk_cpu_head_norm_bwd(void *dev, void *stream, const struct rk_
     (void)stream;
     RK_TRY(rk_cpu_scratch_reserve(cpu, 3 * head_dim));
     backward_weight(args, rk_cpu_scratch(cpu)); /* before dx, which may overwrite dy */
-#pragma omp parallel num_threads(cpu->num_threads)
+#pragma omp parallel num_threads(rk_cpu_threads_over(cpu, args->x, 1.0))
     {
         double *weight = rk_cpu_scratch(cpu);
 

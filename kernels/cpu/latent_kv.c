@@ -24,7 +24,7 @@ struct rk_status *rk_cpu_latent_kv(void *dev, void *stream, const struct rk_late
     int64_t v_head_dim = args->v.shape[args->v.rank - 1], nope = width - v_head_dim;
 
     (void)stream;
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->kv, RK_WORK_COPY))
     for (int64_t t = 0; t < args->kv.shape[0]; t++) {
         for (int64_t h = 0; h < heads; h++) {
             char *key = head_at(args->k, t, h);
@@ -64,7 +64,7 @@ struct rk_status *rk_cpu_latent_kv_bwd(void *dev, void *stream, const struct rk_
 
     (void)stream;
     RK_TRY(rk_cpu_scratch_reserve(cpu, 2 * args->drope.shape[1]));
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->dkv, 1.0))
     for (int64_t t = 0; t < args->dkv.shape[0]; t++)
         split_gradients(args, t, rk_cpu_scratch(cpu));
     return NULL;
@@ -82,7 +82,7 @@ struct rk_status *rk_cpu_gather_blocks(void *dev, void *stream, const struct rk_
         RK_TRY(rk_cpu_check_range("gather_blocks", "block_table",
                                   rk_tensor_1d(rk_cpu_at(args->block_table, r, 0), RK_DTYPE_I32, max_blocks),
                                   0, args->cache.shape[0] - 1));
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->out, RK_WORK_COPY))
     for (int64_t i = 0; i < num_seqs * max_blocks; i++) {
         const int32_t *block = rk_cpu_at(args->block_table, i / max_blocks, i % max_blocks);
 

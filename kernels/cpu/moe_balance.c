@@ -154,7 +154,7 @@ struct rk_status *rk_cpu_moe_balance(void *dev, void *stream, const struct rk_mo
     RK_TRY(rk_cpu_scratch_reserve(cpu, 3 * experts));
     RK_TRY(rk_try_alloc(&memory, (size_t)num_tokens * sizeof(*terms), "terms of tokens"));
     terms = memory;
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->logits, 2.0 * RK_WORK_EXP))
     for (int64_t t = 0; t < num_tokens; t++) {
         if (rk_cpu_i32(args->segments)[t] >= 0)
             terms[t] = run_token(args, t, rk_cpu_scratch(cpu));

@@ -151,6 +151,11 @@ static struct rk_status *check_ids(const char *op, const char *arg, rk_tensor_t 
     return NULL;
 }
 
+static double work_of(const struct rk_moe_route_args *args)
+{
+    return (RK_WORK_EXP + (double)args->ids.shape[1]) * (double)rk_tensor_num_elements(args->logits);
+}
+
 struct rk_status *rk_cpu_moe_route(void *dev, void *stream, const struct rk_moe_route_args *args)
 {
     struct rk_cpu_device *cpu = dev;
@@ -160,7 +165,7 @@ struct rk_status *rk_cpu_moe_route(void *dev, void *stream, const struct rk_moe_
     if (args->given.data)
         RK_TRY(check_ids("moe_route", "given", args->given, experts));
     RK_TRY(rk_cpu_scratch_reserve(cpu, 2 * experts + args->num_groups));
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_num_threads(cpu, work_of(args)))
     for (int64_t t = 0; t < args->logits.shape[0]; t++)
         route(args, t, rk_cpu_scratch(cpu));
     return NULL;
@@ -203,7 +208,7 @@ struct rk_status *rk_cpu_moe_route_bwd(void *dev, void *stream, const struct rk_
     (void)stream;
     RK_TRY(check_ids("moe_route_bwd", "ids", args->fwd.ids, experts));
     RK_TRY(rk_cpu_scratch_reserve(cpu, 2 * experts));
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_num_threads(cpu, work_of(&args->fwd)))
     for (int64_t t = 0; t < args->fwd.logits.shape[0]; t++)
         route_bwd(args, t, rk_cpu_scratch(cpu));
     return NULL;

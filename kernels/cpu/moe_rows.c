@@ -104,7 +104,7 @@ struct rk_status *rk_cpu_moe_combine(void *dev, void *stream, const struct rk_mo
     if (places.data)
         RK_TRY(rk_cpu_check_range("moe_combine", "places", places, INT32_MIN, args->x.shape[0] - 1));
     RK_TRY(rk_cpu_scratch_reserve(cpu, 2 * args->x.shape[1]));
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->y, (double)args->ids.shape[1]))
     for (int64_t t = 0; t < args->y.shape[0]; t++)
         combine(args, t, rk_cpu_scratch(cpu));
     return NULL;

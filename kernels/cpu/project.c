@@ -41,9 +41,12 @@ struct rk_status *rk_cpu_project_fwd(void *dev, void *stream, const struct rk_pr
     int64_t hidden_size = args->x.shape[1];
     int64_t panel_elements = rk_panel_round_up(args->weight.shape[0]) * hidden_size;
 
+    double work =
+        (1.0 + RK_WORK_F64 * (double)args->weight.shape[0]) * (double)rk_tensor_num_elements(args->x);
+
     (void)stream;
     RK_TRY(rk_cpu_scratch_reserve(cpu, hidden_size + panel_elements));
-#pragma omp parallel num_threads(cpu->num_threads)
+#pragma omp parallel num_threads(rk_cpu_num_threads(cpu, work))
     {
         double *x = rk_cpu_scratch(cpu), *panels = x + hidden_size;
 
@@ -99,15 +102,16 @@ struct rk_status *rk_cpu_project_bwd(void *dev, void *stream, const struct rk_pr
 {
     struct rk_cpu_device *cpu = dev;
     int64_t hidden_size = args->x.shape[1], columns = args->weight.shape[0];
+    int num_threads = rk_cpu_num_threads(cpu, (double)columns * (double)rk_tensor_num_elements(args->x));
 
     (void)stream;
     RK_TRY(rk_cpu_scratch_reserve(cpu, 2 * hidden_size));
-#pragma omp parallel for collapse(2) num_threads(cpu->num_threads)
+#pragma omp parallel for collapse(2) num_threads(num_threads)
     for (int64_t c = 0; c < columns; c++) {
         for (int64_t i = 0; i < hidden_size; i += WEIGHT_BLOCK)
             backward_weight(args, c, i, RK_MIN(hidden_size - i, (int64_t)WEIGHT_BLOCK));
     }
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(num_threads)
     for (int64_t t = 0; t < args->x.shape[0]; t++)
         backward_row(args, t, rk_cpu_scratch(cpu), rk_cpu_scratch(cpu) + hidden_size);
     return NULL;

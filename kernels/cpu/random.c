@@ -12,7 +12,7 @@ struct rk_status *rk_cpu_random_normal(void *dev, void *stream, const struct rk_
     int64_t num_rows = args->out.shape[0], num_cols = args->out.shape[1];
 
     (void)stream;
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->out, 2.0 * RK_WORK_EXP))
     for (int64_t r = 0; r < num_rows; r++) {
         uint64_t row_first = args->first + (uint64_t)r * args->row_pitch;
         double values[BLOCK];

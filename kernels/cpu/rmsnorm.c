@@ -37,7 +37,7 @@ struct rk_status *rk_cpu_rmsnorm_fwd(void *dev, void *stream, const struct rk_rm
 
     (void)stream;
     RK_TRY(rk_cpu_scratch_reserve(cpu, 3 * hidden_size));
-#pragma omp parallel num_threads(cpu->num_threads)
+#pragma omp parallel num_threads(rk_cpu_threads_over(cpu, args->x, 1.0))
     {
         double *weight = rk_cpu_scratch(cpu);
 
@@ -107,10 +107,10 @@ struct rk_status *rk_cpu_rmsnorm_bwd(void *dev, void *stream, const struct rk_rm
     (void)stream;
     RK_TRY(rk_cpu_scratch_reserve(cpu, 3 * hidden_size));
     /* Before dx, which may overwrite dresidual but must not overwrite the tensors read here. */
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->dy, 1.0))
     for (int64_t c = 0; c < hidden_size; c += WEIGHT_BLOCK)
         backward_weight(args, c, RK_MIN(hidden_size - c, WEIGHT_BLOCK));
-#pragma omp parallel num_threads(cpu->num_threads)
+#pragma omp parallel num_threads(rk_cpu_threads_over(cpu, args->dy, 1.0))
     {
         double *weight = rk_cpu_scratch(cpu);
 

@@ -38,7 +38,7 @@ struct rk_status *rk_cpu_rope(void *dev, void *stream, const struct rk_rope_args
     (void)stream;
     RK_TRY(rk_cpu_check_range("rope", "positions", args->positions, 0, args->cos.shape[0] - 1));
     RK_TRY(rk_cpu_scratch_reserve(cpu, (args->x.shape[1] + 1) * args->x.shape[2]));
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->x, 2.0))
     for (int64_t t = 0; t < args->x.shape[0]; t++)
         rotate_token(args, t, rk_cpu_scratch(cpu));
     return NULL;

@@ -22,7 +22,7 @@ struct rk_status *rk_cpu_gather_rows(void *dev, void *stream, const struct rk_ro
     (void)stream;
     RK_TRY(rk_cpu_read_count("gather_rows", args->count, args->index.shape[0], &num_rows));
     RK_TRY(rk_cpu_check_range("gather_rows", "index", args->index, first_of(args), args->x.shape[0] - 1));
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->out, RK_WORK_COPY))
     for (int64_t r = 0; r < num_rows; r++) {
         if (index[r] < 0)
             memset(rk_cpu_at(args->out, r, 0), 0, row_bytes);
@@ -82,7 +82,7 @@ struct rk_status *rk_cpu_copy_2d(void *dev, void *stream, const struct rk_copy_2
     size_t row_bytes = (size_t)args->x.shape[1] * rk_dtype_bytes(args->x.dtype);
 
     (void)stream;
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->x, 1.0))
     for (int64_t r = 0; r < args->x.shape[0]; r++) {
         if (args->out.dtype == args->x.dtype)
             memcpy(rk_cpu_at(args->out, r, 0), rk_cpu_at(args->x, r, 0), row_bytes);

@@ -148,7 +148,7 @@ struct rk_status *rk_cpu_sample(void *dev, void *stream, const struct rk_sample_
     _Static_assert(sizeof(struct rk_candidate) == 2 * sizeof(double),
                    "candidates are stored in the f64 scratch memory");
     RK_TRY(rk_cpu_scratch_reserve(cpu, 3 * args->vocab_size));
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->logits, RK_WORK_SORT))
     for (int64_t r = 0; r < num_rows; r++)
         sample_row(args, r, rk_cpu_scratch(cpu));
     return NULL;

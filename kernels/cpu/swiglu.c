@@ -24,7 +24,7 @@ struct rk_status *rk_cpu_swiglu_fwd(void *dev, void *stream, const struct rk_swi
     (void)stream;
     RK_TRY(rk_cpu_read_count("swiglu_fwd", args->count, args->gate.shape[0], &num_rows));
     RK_TRY(rk_cpu_scratch_reserve(cpu, 2 * count));
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->gate, RK_WORK_EXP))
     for (int64_t t = 0; t < num_rows; t++) {
         double *gate = rk_cpu_scratch(cpu), *up = gate + count;
 
@@ -65,7 +65,7 @@ struct rk_status *rk_cpu_swiglu_bwd(void *dev, void *stream, const struct rk_swi
     (void)stream;
     RK_TRY(rk_cpu_read_count("swiglu_bwd", args->count, args->gate.shape[0], &num_rows));
     RK_TRY(rk_cpu_scratch_reserve(cpu, 3 * count));
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->gate, RK_WORK_EXP))
     for (int64_t t = 0; t < num_rows; t++) {
         double *gate = rk_cpu_scratch(cpu), *up = gate + count, *dy = up + count;
         double prob = args->probs.data ? rk_cpu_load_one(args->probs, t, 0) : 1.0, dprob;

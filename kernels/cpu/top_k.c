@@ -44,7 +44,7 @@ struct rk_status *rk_cpu_top_k(void *dev, void *stream, const struct rk_top_k_ar
     _Static_assert(sizeof(struct rk_candidate) == 2 * sizeof(double),
                    "candidates are stored in the f64 scratch memory");
     RK_TRY(rk_cpu_scratch_reserve(cpu, 3 * args->num_valid));
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->logits, RK_WORK_SORT))
     for (int64_t t = 0; t < args->logits.shape[0]; t++)
         top_of_row(args, t, rk_cpu_scratch(cpu));
     return NULL;

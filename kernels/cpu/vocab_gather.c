@@ -9,7 +9,7 @@ struct rk_status *rk_cpu_vocab_gather(void *dev, void *stream, const struct rk_v
     int64_t num_ids = args->ids.shape[1];
 
     (void)stream;
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->ids, 1.0))
     for (int64_t t = 0; t < args->ids.shape[0]; t++) {
         const int32_t *ids = rk_cpu_at(args->ids, t, 0);
         double *z = rk_cpu_at(args->z, t, 0);
@@ -30,7 +30,7 @@ struct rk_status *rk_cpu_vocab_gather_merge(void *dev, void *stream,
     int64_t num_ids = args->ids.shape[1];
 
     (void)stream;
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->parts, 1.0))
     for (int64_t t = 0; t < args->ids.shape[0]; t++) {
         const int32_t *ids = rk_cpu_at(args->ids, t, 0);
         const double *stats = rk_cpu_at(args->stats, t, 0);

@@ -49,7 +49,7 @@ struct rk_status *rk_cpu_vocab_stats(void *dev, void *stream, const struct rk_vo
 
     (void)stream;
     RK_TRY(rk_cpu_scratch_reserve(cpu, args->num_valid));
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->logits, RK_WORK_EXP))
     for (int64_t t = 0; t < args->logits.shape[0]; t++) {
         int64_t label = rk_vocab_column(rk_cpu_i32(args->labels)[t], args->vocab_begin, args->num_valid);
         double *z = rk_cpu_scratch(cpu);
@@ -115,7 +115,7 @@ struct rk_status *rk_cpu_vocab_stats_merge(void *dev, void *stream,
     const struct rk_cpu_device *cpu = dev;
 
     (void)stream;
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->parts, RK_WORK_EXP))
     for (int64_t t = 0; t < args->parts.shape[1]; t++) {
         double merged[RK_NUM_STATS], log_prob, entropy;
 
@@ -185,7 +185,7 @@ struct rk_status *rk_cpu_vocab_stats_bwd(void *dev, void *stream, const struct r
 
     (void)stream;
     RK_TRY(rk_cpu_scratch_reserve(cpu, args->logits.shape[1]));
-#pragma omp parallel for num_threads(cpu->num_threads)
+#pragma omp parallel for num_threads(rk_cpu_threads_over(cpu, args->logits, RK_WORK_EXP))
     for (int64_t t = 0; t < args->logits.shape[0]; t++)
         backward_row(args, t, rk_cpu_scratch(cpu));
     return NULL;

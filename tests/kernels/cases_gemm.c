@@ -2,6 +2,9 @@
 #include "tests/kernels/kernel_test.h"
 
 #include <math.h>
+#include <time.h>
+
+#include "base/rk_time.h"
 
 struct gemm_case {
     const char *label;
@@ -20,6 +23,7 @@ static const struct gemm_case cases[] = {
     {"one column", 67, 1, 40, false, true, false, 1.0f, 0.0f},
     {"rows and inner beyond a tile", 530, 20, 263, false, true, true, 1.0f, 1.0f},
     {"columns and inner beyond a tile", 20, 531, 300, true, false, true, 1.0f, 1.0f},
+    {"several tiles of the CPU backend", 291, 274, 130, true, true, true, 0.5f, 1.0f},
     {"no inner dimension", 5, 7, 0, false, true, true, 1.0f, 0.5f},
 };
 
@@ -250,6 +254,41 @@ static void test_gemm_swiglu_has_bits_of_its_parts(void **state)
     }
 }
 
+static double processor_ms(void)
+{
+    struct timespec time;
+
+    assert_int_equal(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time), 0);
+    return (double)time.tv_sec * 1e3 + (double)time.tv_nsec / 1e6;
+}
+
+/* Goal: threads sleep when a GEMM has ended; while they spin, another daemon on the same cores waits. Method:
+ * processor time of the process in a pause after a GEMM for all threads. OpenBLAS's own threads spin for
+ * about 25 ms each. */
+static void test_gemm_threads_sleep_after_the_call(void **state)
+{
+    enum { SIZE = 512 };
+    struct kt *kt = kt_create(4);
+    struct rk_gemm_args args = {.c = kt_zeros_2d(kt, RK_DTYPE_F32, SIZE, SIZE),
+                                .a = kt_zeros_2d(kt, RK_DTYPE_F32, SIZE, SIZE),
+                                .b = kt_zeros_2d(kt, RK_DTYPE_F32, SIZE, SIZE),
+                                .alpha = 1.0f};
+    double least = 1e9;
+
+    (void)state;
+    for (int i = 0; kt_is_cpu(kt) && i < 5 && least > 2.0; i++) {
+        double begin;
+
+        assert_ok(rk_gemm(kt->stream, &args));
+        begin = processor_ms();
+        rk_time_sleep_ms(60);
+        least = RK_MIN(least, processor_ms() - begin);
+    }
+    if (kt_is_cpu(kt) && least > 2.0)
+        fail_msg("%.1f ms of processor time in a pause of 60 ms", least);
+    kt_destroy(kt);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -259,6 +298,7 @@ int main(void)
         kt_test(test_gemm_strict_part_alone_has_same_bits),
         kt_test(test_gemm_strict_alignment_and_rows_have_no_effect),
         kt_test(test_gemm_swiglu_has_bits_of_its_parts),
+        cmocka_unit_test(test_gemm_threads_sleep_after_the_call),
     };
 
     return cmocka_run_group_tests_name("kernels/gemm", tests, NULL, NULL);

@@ -248,6 +248,61 @@ static void test_grouped_gemm_strict_rows_have_the_bits_of_the_rows_alone(void *
     }
 }
 
+/* Goal: a group has the bits of gemm, not only strict ones, although its tiles run beside those of other
+ * groups. Method: each group alone, forward and weight gradient; one group has several tiles. */
+static void test_grouped_gemm_groups_have_the_bits_of_gemm(void **state)
+{
+    enum { GROUPS = 4, N = 136, K = 120 };
+    static const int32_t offsets[GROUPS + 1] = {0, 5, 5, 350, 420};
+    static const rk_dtype_t dtypes[] = {RK_DTYPE_F32, RK_DTYPE_BF16, RK_DTYPE_F64};
+    struct kt *kt = *state;
+
+    if (!kt_is_cpu(kt))
+        skip();
+    for (size_t d = 0; d < RK_ARRAY_LEN(dtypes) * 2; d++) {
+        rk_dtype_t dtype = dtypes[d / 2];
+        struct rk_grouped_gemm_args args = {
+            .y = kt_zeros_2d(kt, dtype, 420, N),
+            .x = kt_randomize(kt, kt_zeros_2d(kt, dtype, 420, K), 1.0),
+            .w = kt_randomize(kt, kt_zeros_3d(kt, dtype, GROUPS, N, K), 1.0),
+            .offsets = kt_ints(kt, offsets, GROUPS + 1),
+            .trans_w = true,
+            .strict = d % 2 == 0,
+        };
+        rk_tensor_t dw = kt_zeros_3d(kt, dtype, GROUPS, N, K), y = kt_zeros_2d(kt, dtype, 420, N);
+
+        assert_ok(rk_grouped_gemm(kt->stream, &args));
+        assert_ok(
+            rk_grouped_gemm_wgrad(kt->stream, &(struct rk_grouped_gemm_wgrad_args){.dw = dw,
+                                                                                   .dy = args.y,
+                                                                                   .x = args.x,
+                                                                                   .offsets = args.offsets,
+                                                                                   .strict = args.strict,
+                                                                                   .overwrites_dw = true}));
+        for (int64_t g = 0; g < GROUPS; g++) {
+            int64_t count = offsets[g + 1] - offsets[g];
+            rk_tensor_t x = rk_tensor_rows(args.x, offsets[g], count),
+                        dy = rk_tensor_rows(args.y, offsets[g], count), w = rk_tensor_rows(args.w, g, 1),
+                        of_group = rk_tensor_rows(dw, g, 1), alone = kt_zeros_2d(kt, dtype, N, K);
+
+            w = rk_tensor_2d(w.data, dtype, N, K);
+            of_group = rk_tensor_2d(of_group.data, dtype, N, K);
+            assert_ok(rk_gemm(kt->stream, &(struct rk_gemm_args){.c = rk_tensor_rows(y, offsets[g], count),
+                                                                 .a = x,
+                                                                 .b = w,
+                                                                 .trans_b = true,
+                                                                 .strict = args.strict,
+                                                                 .alpha = 1.0f}));
+            assert_ok(rk_gemm(
+                kt->stream,
+                &(struct rk_gemm_args){
+                    .c = alone, .a = dy, .b = x, .trans_a = true, .strict = args.strict, .alpha = 1.0f}));
+            kt_expect_same_bits(kt, "weight gradient of a group", of_group, alone);
+        }
+        kt_expect_same_bits(kt, "groups", args.y, y);
+    }
+}
+
 static void test_grouped_gemm_bad_arguments_are_named(void **state)
 {
     static const int32_t decreasing[] = {0, 3, 2}, beyond[] = {0, 3, 5}, late[] = {1, 3, 4};
@@ -287,6 +342,7 @@ int main(void)
         kt_test(test_grouped_gemm_wgrad_all_cases_equal_reference),
         kt_test(test_grouped_gemm_swiglu_has_the_bits_of_two_operators),
         kt_test(test_grouped_gemm_strict_rows_have_the_bits_of_the_rows_alone),
+        kt_test(test_grouped_gemm_groups_have_the_bits_of_gemm),
         kt_test(test_grouped_gemm_bad_arguments_are_named),
     };
 

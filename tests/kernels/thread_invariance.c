@@ -2,6 +2,7 @@
  * on shapes with work for all threads, is bit-identical. */
 #include "tests/kernels/kernel_test.h"
 
+#include <dirent.h>
 #include <string.h>
 
 #define ROWS  3000
@@ -183,6 +184,44 @@ static struct rk_status *run_gemm_strict(struct kt *kt, rk_tensor_t out[4])
                                                       .alpha = 1.0f});
 }
 
+/* Groups, also without rows, that the CPU backend gives to threads as a whole. (It divides larger GEMMs;
+ * their bits may depend on the number of threads unless they are strict.) */
+static struct rk_status *run_grouped_gemm(struct kt *kt, rk_tensor_t out[4])
+{
+    enum { GROUPS = 5, TOKENS = 400, N = 150, K = 140 };
+    static const int32_t offsets[GROUPS + 1] = {0, 30, 30, 190, 200, 390};
+    rk_tensor_t x = random_2d(kt, TOKENS, K), dy = random_2d(kt, TOKENS, N);
+    struct rk_grouped_gemm_args args = {
+        .x = x,
+        .w = kt_randomize(kt, kt_zeros_3d(kt, RK_DTYPE_F32, GROUPS, N, K), 1.0),
+        .offsets = kt_ints(kt, offsets, GROUPS + 1),
+        .trans_w = true};
+
+    for (int i = 0; i < 2; i++) {
+        args.y = out[i] = zeros_2d(kt, TOKENS, N);
+        args.strict = i == 1;
+        RK_TRY(rk_grouped_gemm(kt->stream, &args));
+        out[2 + i] = kt_randomize(kt, kt_zeros_3d(kt, RK_DTYPE_F32, GROUPS, N, K), 1.0);
+        RK_TRY(rk_grouped_gemm_wgrad(
+            kt->stream,
+            &(struct rk_grouped_gemm_wgrad_args){
+                .dw = out[2 + i], .dy = dy, .x = x, .offsets = args.offsets, .strict = args.strict}));
+    }
+    return NULL;
+}
+
+static struct rk_status *run_batched_gemm(struct kt *kt, rk_tensor_t out[4])
+{
+    rk_tensor_t y = zeros_2d(kt, ROWS / 2, HEADS * COLS);
+
+    out[0] = y;
+    return rk_batched_gemm(kt->stream,
+                           &(struct rk_batched_gemm_args){
+                               .y = rk_tensor_split_cols(y, HEADS, COLS),
+                               .x = rk_tensor_split_cols(random_2d(kt, ROWS / 2, HEADS * COLS), HEADS, COLS),
+                               .w = kt_randomize(kt, kt_zeros_3d(kt, RK_DTYPE_F32, HEADS, COLS, COLS), 1.0)});
+}
+
 static struct rk_status *run_vocab(struct kt *kt, rk_tensor_t out[4])
 {
     rk_tensor_t logits = random_2d(kt, ROWS, COLS),
@@ -287,13 +326,22 @@ static const struct {
     const char *label;
     struct rk_status *(*run)(struct kt *kt, rk_tensor_t out[4]);
 } operators[] = {
-    {"rmsnorm", run_rmsnorm},         {"head_norm", run_head_norm},
-    {"swiglu", run_swiglu},           {"rope", run_rope},
-    {"attn_varlen", run_attention},   {"attn_paged", run_paged},
-    {"vocab_stats", run_vocab},       {"top_k", run_top_k},
-    {"sample", run_sample},           {"flat", run_flat},
-    {"strict gemm", run_gemm_strict}, {"bias", run_bias},
-    {"project", run_project},         {"moe_balance", run_moe_balance},
+    {"rmsnorm", run_rmsnorm},
+    {"head_norm", run_head_norm},
+    {"swiglu", run_swiglu},
+    {"rope", run_rope},
+    {"attn_varlen", run_attention},
+    {"attn_paged", run_paged},
+    {"vocab_stats", run_vocab},
+    {"top_k", run_top_k},
+    {"sample", run_sample},
+    {"flat", run_flat},
+    {"strict gemm", run_gemm_strict},
+    {"bias", run_bias},
+    {"project", run_project},
+    {"moe_balance", run_moe_balance},
+    {"grouped_gemm", run_grouped_gemm},
+    {"batched_gemm", run_batched_gemm},
 };
 
 static void test_operators_thread_count_has_no_effect(void **state)
@@ -319,9 +367,62 @@ static void test_operators_thread_count_has_no_effect(void **state)
     }
 }
 
+static int num_tasks(void)
+{
+    DIR *dir = opendir("/proc/self/task");
+    int count = 0;
+
+    assert_non_null(dir);
+    while (readdir(dir))
+        count++;
+    closedir(dir);
+    return count;
+}
+
+static void run_small(struct kt *kt)
+{
+    static const int32_t offsets[] = {0, 3, 3, 16};
+    rk_tensor_t x = random_2d(kt, 16, COLS), y = zeros_2d(kt, 16, COLS), w = random_2d(kt, COLS, COLS);
+
+    assert_ok(rk_gemm(kt->stream, &(struct rk_gemm_args){.c = y, .a = x, .b = w, .alpha = 1.0f}));
+    assert_ok(
+        rk_gemm(kt->stream, &(struct rk_gemm_args){.c = y, .a = x, .b = w, .alpha = 1.0f, .strict = true}));
+    assert_ok(rk_grouped_gemm(kt->stream,
+                              &(struct rk_grouped_gemm_args){
+                                  .y = y,
+                                  .x = x,
+                                  .w = kt_randomize(kt, kt_zeros_3d(kt, RK_DTYPE_F32, 3, COLS, COLS), 1.0),
+                                  .offsets = kt_ints(kt, offsets, 4)}));
+    assert_ok(rk_swiglu_fwd(kt->stream, &(struct rk_swiglu_fwd_args){.y = y, .gate = x, .up = x}));
+    assert_ok(rk_axpby(kt->stream, &(struct rk_axpby_args){.y = y, .x = x, .alpha = 0.5f}));
+}
+
+/* Goal: small calls run on the calling thread, so daemons that share cores do not wait for one another's
+ * threads. Method: threads of the process, which starts them when a loop first needs them. */
+static void test_operators_small_calls_start_no_threads(void **state)
+{
+    struct kt *kt = kt_create(4);
+    int before = num_tasks();
+
+    (void)state;
+    if (kt_is_cpu(kt)) {
+        run_small(kt);
+        assert_int_equal(num_tasks(), before);
+        assert_ok(rk_axpby(kt->stream, &(struct rk_axpby_args){.y = zeros_2d(kt, ROWS, COLS),
+                                                               .x = zeros_2d(kt, ROWS, COLS),
+                                                               .alpha = 0.5f}));
+#ifndef __SANITIZE_THREAD__
+        assert_int_equal(num_tasks(), before + 3);
+#endif
+    }
+    kt_destroy(kt);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        /* first, while the process has no threads of another call */
+        cmocka_unit_test(test_operators_small_calls_start_no_threads),
         cmocka_unit_test(test_operators_thread_count_has_no_effect),
     };
 
