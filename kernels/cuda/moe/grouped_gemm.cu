@@ -108,8 +108,8 @@ struct rk_status *activate(void *dev, void *stream, const struct rk_grouped_gemm
     int64_t half = args->y.shape[1] / 2;
     struct rk_swiglu_fwd_args swiglu = {};
 
-    if (!args->swiglu.data)
-        return NULL;
+    if (!args->swiglu.data || rk_grouped_gemm_takes_swiglu((const struct rk_cuda_device *)dev, args))
+        return NULL; /* not wanted, or already made */
     swiglu.y = args->swiglu;
     swiglu.gate = rk_tensor_cols(args->y, 0, half);
     swiglu.up = rk_tensor_cols(args->y, half, half);

@@ -9,6 +9,8 @@ RK_BEGIN_DECLS
 
 /* Whether device, types and alignment are supported by the functions below. */
 bool rk_grouped_gemm_takes(const struct rk_cuda_device *dev, const struct rk_grouped_gemm_args *args);
+/* ... and rk_grouped_gemm_run makes swiglu too; y is not written then. */
+bool rk_grouped_gemm_takes_swiglu(const struct rk_cuda_device *dev, const struct rk_grouped_gemm_args *args);
 bool rk_grouped_gemm_takes_wgrad(const struct rk_cuda_device *dev,
                                  const struct rk_grouped_gemm_wgrad_args *args);
 

@@ -20,17 +20,23 @@
  * Bound        989 TFLOP/s at 1,830 MHz; in a long run 1,400 to 1,600 MHz at 700 W. A weight gradient that is
  *              accumulated in f32 moves 8 bytes per element: 0.8 ms for the sizes below.
  *
- * Measured     H200, 128 groups of 512 rows, 2048 to 2 x 768 and back, TFLOP/s: up 661, down 590
- *              (torch._grouped_mm on the same machine 629 and 540), gradient of the up matrix in bf16 510
- *              (518), in f32 431, accumulated 268. Sizes with a lognormal distribution (the largest 6.1
- *              times the mean), of that: up 0.91, down 0.93, gradient 0.92. 4 rows per group: the matrices
- *              are read at 4.13 TB/s (up) and 3.97 (down).
+ * Measured     H200, 128 groups of 512 rows, 2048 to 2 x 768 and back, TFLOP/s: up 677, down 611
+ *              (torch._grouped_mm on the same machine 629 and 540), gradient of the up matrix in bf16 557
+ *              (518), in f32 424, accumulated 270. Sizes with a lognormal distribution (the largest 6.1
+ *              times the mean), of that: up 0.91, down 0.94, gradient 0.92. 4 rows per group: the matrices
+ *              are read at 4.13 TB/s (up) and 4.06 (down).
+ *              Gradients in f32 without stores: 600, without sums: 795 (3.3 TB/s). Operands, their reads by
+ *              wgmma and results together need 10,240 cycles of shared memory for 8,192 of the tensor cores.
  *
  * Tried        Writing results from registers: 458 instead of 523 for down, 311 instead of 489 for the
  *              gradient. Four stages without shared memory for results: the same for up. Tiles of about equal
  *              width within a group: the same for lognormal sizes. Every n-th tile for each cluster: up 677,
  *              down 629, gradient in bf16 583, but 0.87, 0.93 and 0.79 of it for lognormal sizes; groups or
- *              last tiles with more rows first: 0.83, 0.84 and 0.91. */
+ *              last tiles with more rows first: 0.83, 0.84 and 0.91. A fence before the signal that an index
+ *              is there: up 663, down 589, gradient in bf16 508. A thread that stores the boxes of a
+ *              warpgroup one by one: down 620, gradient in bf16 570, in f32 the same. Tiles of 192 columns
+ *              whose f32 results are stored at once: 395. Prefetching operands to L2, 3 to 12 stages ahead:
+ *              up 570, gradient in f32 at most 418. */
 #include "kernels/cuda/moe/grouped_gemm.h"
 #include "kernels/cuda/moe/grouped_gemm_sm90.cuh"
 
@@ -69,6 +75,28 @@ cudaError_t launch_rows(const struct rk_cuda_device *dev, cudaStream_t stream, c
     if (num_rows <= (int64_t)args.num_groups * GROUPED_NARROW)
         return launch<KIND, bf16, GROUPED_NARROW>(dev, stream, maps, args);
     return launch<KIND, bf16, GROUPED_N>(dev, stream, maps, args);
+}
+
+cudaError_t launch_kind(const struct rk_cuda_device *dev, cudaStream_t stream, const grouped_maps &maps,
+                        const grouped_args &args, grouped_kind kind, int64_t num_rows)
+{
+    if (kind == GROUPED_SWIGLU)
+        return launch_rows<GROUPED_SWIGLU>(dev, stream, maps, args, num_rows);
+    if (kind == GROUPED_OUTPUT)
+        return launch_rows<GROUPED_OUTPUT>(dev, stream, maps, args, num_rows);
+    return launch_rows<GROUPED_INPUT>(dev, stream, maps, args, num_rows);
+}
+
+grouped_kind kind_of(const struct rk_cuda_device *dev, const struct rk_grouped_gemm_args *args)
+{
+    if (rk_grouped_gemm_takes_swiglu(dev, args))
+        return GROUPED_SWIGLU;
+    return args->trans_w ? GROUPED_OUTPUT : GROUPED_INPUT;
+}
+
+int64_t likely_rows_of(const struct rk_grouped_gemm_args *args)
+{
+    return args->likely_rows > 0 ? args->likely_rows : args->x.shape[0];
 }
 
 /* Consecutive matrices [num_matrices, rows, cols], in boxes of box_rows rows. */
@@ -132,33 +160,43 @@ extern "C" bool rk_grouped_gemm_takes_wgrad(const struct rk_cuda_device *dev,
            rk_rows_aligned(args->dy) && rk_aligned16(args->dw.data);
 }
 
+extern "C" bool rk_grouped_gemm_takes_swiglu(const struct rk_cuda_device *dev,
+                                             const struct rk_grouped_gemm_args *args)
+{
+    return args->swiglu.data && args->trans_w && rk_grouped_gemm_takes(dev, args) &&
+           args->swiglu.shape[1] % 8 == 0 && rk_rows_aligned(args->swiglu);
+}
+
 extern "C" struct rk_status *rk_grouped_gemm_run(const struct rk_cuda_device *dev,
                                                  struct rk_cuda_stream *stream,
                                                  const struct rk_grouped_gemm_args *args)
 {
+    grouped_kind kind = kind_of(dev, args);
+    rk_tensor_t out = kind == GROUPED_SWIGLU ? args->swiglu : args->y;
     int64_t rows = args->x.shape[0], n = args->y.shape[1], k = args->x.shape[1],
-            num_groups = args->w.shape[0], likely_rows = args->likely_rows > 0 ? args->likely_rows : rows;
+            num_groups = args->w.shape[0], num_cols = out.shape[1];
+    int box_rows = kind == GROUPED_OUTPUT ? GROUPED_M : 64;
     grouped_args grouped = {};
     grouped_maps maps;
 
-    grouped.out = args->y.data;
+    grouped.out = out.data;
+    grouped.probs = (const float *)args->probs.data;
     grouped.offsets = (const int *)args->offsets.data;
     grouped.num_groups = (int)num_groups;
-    grouped.m = (int)n;
+    grouped.m = (int)(kind == GROUPED_SWIGLU ? rk_ceil_div(num_cols, 64) * GROUPED_M : n);
+    grouped.num_cols = (int)num_cols;
     grouped.k = (int)k;
-    grouped.ldc = args->y.row_stride;
+    grouped.ldc = out.row_stride;
     RK_TRY(find_counters(stream, &grouped.counters));
     RK_TRY(rk_cuda_status(args->trans_w
-                              ? make_map(&maps.a, args->w.data, {k, n, k, num_groups, GROUPED_M, false})
-                              : make_map(&maps.a, args->w.data, {n, k, n, num_groups, 64, false}),
+                              ? make_map(&maps.a, args->w.data, {k, n, k, num_groups, box_rows, false})
+                              : make_map(&maps.a, args->w.data, {n, k, n, num_groups, box_rows, false}),
                           "tensor map"));
     RK_TRY(rk_cuda_status(make_map(&maps.b, args->x.data, {k, rows, args->x.row_stride, 1, 64, false}),
                           "tensor map"));
-    RK_TRY(rk_cuda_status(make_map(&maps.c, args->y.data, {n, rows, args->y.row_stride, 1, 64, false}),
+    RK_TRY(rk_cuda_status(make_map(&maps.c, out.data, {num_cols, rows, out.row_stride, 1, 64, false}),
                           "tensor map"));
-    RK_TRY(rk_cuda_status(args->trans_w
-                              ? launch_rows<GROUPED_OUTPUT>(dev, stream->stream, maps, grouped, likely_rows)
-                              : launch_rows<GROUPED_INPUT>(dev, stream->stream, maps, grouped, likely_rows),
+    RK_TRY(rk_cuda_status(launch_kind(dev, stream->stream, maps, grouped, kind, likely_rows_of(args)),
                           "grouped_gemm"));
     return rk_cuda_launched(dev, stream, "grouped_gemm");
 }

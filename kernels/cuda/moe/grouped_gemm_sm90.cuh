@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/attention/attn_sm90.cuh"
 #include "kernels/cuda/cuda_common.cuh"
+#include "kernels/cuda/elementwise/swiglu.cuh"
 #include "kernels/cuda/moe/grouped_boxes.cuh"
 #include "kernels/cuda/moe/grouped_tiles.cuh"
 
@@ -87,32 +88,31 @@ __device__ inline void grouped_arrive(uint64_t *bar, uint32_t rank)
 
 /* --- the next tile --- */
 
-/* Passes an index to both blocks; called by the one thread that draws, as its turn-th. */
+/* Passes an index to both blocks; called by the one thread that draws, as its turn-th. The store itself
+ * completes the barrier: a fence between a store and a signal would wait for all that the thread has under
+ * way. */
 __device__ inline void give_index(grouped_draws *draws, int turn, int index)
 {
     int slot = turn % GROUPED_DRAWS;
 
     attn_bar_wait(&draws->empty[slot], turn / GROUPED_DRAWS % 2 ^ 1);
     for (int rank = 0; rank < GROUPED_CLUSTER; rank++)
-        asm volatile("{ .reg .b32 at, bar; mapa.shared::cluster.u32 at, %0, %3;\n"
-                     "mapa.shared::cluster.u32 bar, %1, %3;\n"
-                     "st.shared::cluster.b32 [at], %2;\n"
-                     "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [bar]; }" ::"r"(
-                         attn_smem(&draws->index[slot])),
-                     "r"(attn_smem(&draws->full[slot])), "r"(index), "r"(rank)
-                     : "memory");
+        asm volatile(
+            "{ .reg .b32 at, bar; mapa.shared::cluster.u32 at, %0, %3;\n"
+            "mapa.shared::cluster.u32 bar, %1, %3;\n"
+            "mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [bar], 4;\n"
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [at], %2, [bar]; }" ::"r"(
+                attn_smem(&draws->index[slot])),
+            "r"(attn_smem(&draws->full[slot])), "r"(index), "r"(rank)
+            : "memory");
 }
 
 /* The turn-th index that was passed, to be released after it was read. */
-__device__ inline int take_index(const grouped_draws *draws, int turn)
+__device__ inline int take_index(grouped_draws *draws, int turn)
 {
     int slot = turn % GROUPED_DRAWS;
 
-    asm volatile("{ .reg .pred p;\n"
-                 "grouped_wait: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
-                 "@!p bra grouped_wait; }" ::"r"(attn_smem(&draws->full[slot])),
-                 "r"(turn / GROUPED_DRAWS % 2)
-                 : "memory");
+    attn_bar_wait(&draws->full[slot], turn / GROUPED_DRAWS % 2);
     return *(const volatile int *)&draws->index[slot];
 }
 
@@ -132,14 +132,12 @@ __device__ inline int take_index_by_warp(grouped_draws *draws, int turn)
     return index;
 }
 
-/* The cluster that draws last leaves the counters at zero for the next call. */
-__device__ inline int draw_index(const grouped_args &args, int num_tiles)
+/* Called once by each cluster, after its last draw: the last one leaves the counters at zero for the next
+ * call. */
+__device__ inline void end_draws(const grouped_args &args)
 {
-    int index = atomicAdd(args.counters, 1);
-
-    if (index >= num_tiles && atomicAdd(args.counters + 1, 1) == (int)gridDim.x / GROUPED_CLUSTER - 1)
+    if (atomicAdd(args.counters + 1, 1) == (int)gridDim.x / GROUPED_CLUSTER - 1)
         args.counters[0] = args.counters[1] = 0;
-    return index;
 }
 
 /* --- loads --- */
@@ -166,7 +164,8 @@ __device__ inline void grouped_load_shared(bf16 *dst, const CUtensorMap *map, ui
 /* Loads the stage that begins at `k`: this block's rows of A, and its part of the boxes of B. */
 template <int KIND, int TN>
 __device__ inline void load_stage(const grouped_shared<TN> &shared, const grouped_maps &maps,
-                                  const grouped_tile &tile, int stage, int k, int rank)
+                                  const grouped_args &args, const grouped_tile &tile, int stage, int k,
+                                  int rank)
 {
     uint64_t *bar = &shared.bars->full[stage];
     int num_boxes = (tile.num_n + 63) / 64;
@@ -175,9 +174,14 @@ __device__ inline void load_stage(const grouped_shared<TN> &shared, const groupe
     attn_bar_expect(bar, (GROUPED_A + num_boxes * GROUPED_BOX) * 2);
     if (KIND == GROUPED_OUTPUT)
         grouped_load(a, &maps.a, bar, k, tile.m, tile.group);
-    for (int i = 0; KIND != GROUPED_OUTPUT && i < 2; i++)
-        grouped_load(a + i * GROUPED_BOX, &maps.a, bar, tile.m + i * 64,
-                     KIND == GROUPED_INPUT ? k : tile.first_row + k, KIND == GROUPED_INPUT ? tile.group : 0);
+    for (int i = 0; KIND != GROUPED_OUTPUT && i < 2; i++) {
+        if (KIND == GROUPED_SWIGLU)
+            grouped_load(a + i * GROUPED_BOX, &maps.a, bar, k, i * args.num_cols + tile.m / 2, tile.group);
+        else
+            grouped_load(a + i * GROUPED_BOX, &maps.a, bar, tile.m + i * 64,
+                         KIND == GROUPED_INPUT ? k : tile.first_row + k,
+                         KIND == GROUPED_INPUT ? tile.group : 0);
+    }
     for (int i = rank; i < num_boxes; i += GROUPED_CLUSTER) {
         if (KIND == GROUPED_WEIGHT)
             grouped_load_shared(b + i * GROUPED_BOX, &maps.b, bar, tile.n + i * 64, tile.first_row + k);
@@ -189,11 +193,12 @@ __device__ inline void load_stage(const grouped_shared<TN> &shared, const groupe
 /* Loads all stages of a tile; called by one thread. */
 template <int KIND, int TN>
 __device__ inline void load_tile(const grouped_shared<TN> &shared, const grouped_maps &maps,
-                                 const grouped_tile &tile, grouped_turn<TN> *turn, int rank)
+                                 const grouped_args &args, const grouped_tile &tile, grouped_turn<TN> *turn,
+                                 int rank)
 {
     for (int k = 0; k < tile.num_k; k += GROUPED_K) {
         attn_bar_wait(&shared.bars->empty[turn->stage], turn->parity ^ 1);
-        load_stage<KIND, TN>(shared, maps, tile, turn->stage, k, rank);
+        load_stage<KIND, TN>(shared, maps, args, tile, turn->stage, k, rank);
         turn->next();
     }
 }
@@ -204,21 +209,22 @@ template <int KIND, int TN>
 __device__ inline void produce_first(const grouped_shared<TN> &shared, const grouped_maps &maps,
                                      const grouped_args &args)
 {
-    int num_tiles = shared.groups->num_tiles, index = draw_index(args, num_tiles), next = index;
+    int num_tiles = shared.groups->num_tiles, index = atomicAdd(args.counters, 1), next = index;
     grouped_turn<TN> turn = {0, 0};
 
     give_index(shared.draws, 0, index);
     if (index < num_tiles)
-        next = draw_index(args, num_tiles);
+        next = atomicAdd(args.counters, 1);
     for (int i = 1; index < num_tiles; i++) {
         int passed = next;
 
         give_index(shared.draws, i, passed);
         if (passed < num_tiles)
-            next = draw_index(args, num_tiles);
-        load_tile<KIND>(shared, maps, find_tile<KIND, TN>(args, *shared.groups, index, 0), &turn, 0);
+            next = atomicAdd(args.counters, 1); /* used after the loads below */
+        load_tile<KIND>(shared, maps, args, find_tile<KIND, TN>(args, *shared.groups, index, 0), &turn, 0);
         index = passed;
     }
+    end_draws(args);
 }
 
 /* ... of the second block. */
@@ -234,7 +240,7 @@ __device__ inline void produce_second(const grouped_shared<TN> &shared, const gr
         release_index(shared.draws, i);
         if (index >= shared.groups->num_tiles)
             return;
-        load_tile<KIND>(shared, maps, find_tile<KIND, TN>(args, *shared.groups, index, 1), &turn, 1);
+        load_tile<KIND>(shared, maps, args, find_tile<KIND, TN>(args, *shared.groups, index, 1), &turn, 1);
     }
 }
 
@@ -259,7 +265,7 @@ __device__ inline void zero_tail(bf16 *stage, int num_rows, int num_boxes)
 template <int KIND, int N>
 __device__ inline void multiply_stage(float (&sum)[N / 2], const bf16 *a, const bf16 *b, bool accumulates)
 {
-    constexpr int TA = KIND != GROUPED_OUTPUT, TB = KIND == GROUPED_WEIGHT;
+    constexpr int TA = KIND == GROUPED_INPUT || KIND == GROUPED_WEIGHT, TB = KIND == GROUPED_WEIGHT;
     int wg = threadIdx.x / ATTN_WG;
 
     attn_wgmma_fence();
@@ -314,23 +320,17 @@ __device__ inline void store_rest(const grouped_args &args, const grouped_tile &
     for (int r = row + lane / 8; r < tile.num_n; r += ATTN_WG / 8) {
         int at = col + lane % 8 * 8;
 
-        if (at < args.m)
+        if (at < args.num_cols)
             *reinterpret_cast<uint4 *>((bf16 *)args.out + (tile.n + r) * args.ldc + at) =
                 *reinterpret_cast<const uint4 *>(box_unit(boxes, r, lane % 8));
     }
 }
 
-/* Stores a tile of y: a warp has 16 of its warpgroup's 64 columns of all rows. */
-template <int N, int TN>
-__device__ inline void store_rows(const grouped_maps &maps, const grouped_args &args,
-                                  const grouped_shared<TN> &shared, const grouped_tile &tile,
-                                  const float (&sum)[N / 2])
+/* Writes a tile of y to the warpgroup's boxes: a warp has 16 of its 64 columns of all rows. */
+template <int N> __device__ inline void write_rows(bf16 *boxes, const float (&sum)[N / 2])
 {
-    int wg = threadIdx.x / ATTN_WG, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    int col = tile.m + wg * 64, num_boxes = tile.num_n / 64;
-    bf16 *boxes = shared.own_boxes();
+    int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
 
-    wait_for_boxes();
 #pragma unroll
     for (int n = 0; n < N; n += 16) {
         const float *d = sum + n / 2;
@@ -339,6 +339,18 @@ __device__ inline void store_rows(const grouped_maps &maps, const grouped_args &
                              attn_pack(d[0], d[1]), attn_pack(d[2], d[3]), attn_pack(d[4], d[5]),
                              attn_pack(d[6], d[7]));
     }
+}
+
+template <int N, int TN>
+__device__ inline void store_rows(const grouped_maps &maps, const grouped_args &args,
+                                  const grouped_shared<TN> &shared, const grouped_tile &tile,
+                                  const float (&sum)[N / 2])
+{
+    int col = tile.m + threadIdx.x / ATTN_WG * 64, num_boxes = tile.num_n / 64;
+    bf16 *boxes = shared.own_boxes();
+
+    wait_for_boxes();
+    write_rows<N>(boxes, sum);
     publish_boxes();
     if (threadIdx.x % ATTN_WG == 0) {
         for (int i = 0; i < num_boxes; i++)
@@ -346,6 +358,54 @@ __device__ inline void store_rows(const grouped_maps &maps, const grouped_args &
         commit_boxes();
     }
     store_rest(args, tile, boxes, num_boxes * 64, col);
+}
+
+/* silu(gate) * up * prob of a box: `out` is one of the two others. */
+__device__ inline void activate_box(const grouped_args &args, const grouped_tile &tile, void *out, void *gate,
+                                    void *up, int first_row, int num_rows)
+{
+    for (int i = threadIdx.x % ATTN_WG; i < num_rows * 8; i += ATTN_WG) {
+        int row = first_row + i / 8, unit = i % 8;
+        float prob = args.probs ? args.probs[tile.n + row] : 1.0f;
+        uint4 g = *reinterpret_cast<const uint4 *>(box_unit(gate, row, unit));
+        uint4 u = *reinterpret_cast<const uint4 *>(box_unit(up, row, unit));
+        const __nv_bfloat162 *gs = (const __nv_bfloat162 *)&g, *us = (const __nv_bfloat162 *)&u;
+        uint32_t y[4];
+
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            float2 a = __bfloat1622float2(gs[k]), b = __bfloat1622float2(us[k]);
+
+            y[k] = attn_pack(__fmul_rn(rk_swiglu(a.x, b.x), prob), __fmul_rn(rk_swiglu(a.y, b.y), prob));
+        }
+        *reinterpret_cast<uint4 *>(box_unit(out, row, unit)) = make_uint4(y[0], y[1], y[2], y[3]);
+    }
+}
+
+/* Stores the activation of a tile: warpgroup 0 has gate, 1 has up; both exchange them through their boxes,
+ * and each makes every other box of 64 rows, in place. */
+template <int N, int TN>
+__device__ inline void store_activated(const grouped_maps &maps, const grouped_args &args,
+                                       const grouped_shared<TN> &shared, const grouped_tile &tile,
+                                       const float (&sum)[N / 2])
+{
+    int wg = threadIdx.x / ATTN_WG, num_whole = tile.num_n / 64, num_rest = tile.num_n % 64;
+    bf16 *own = shared.own_boxes(), *gate = shared.boxes, *up = shared.boxes + 64 * TN;
+
+    wait_for_boxes();
+    attn_named_sync(1, GROUPED_CONSUMERS); /* the other warpgroup has read this one's boxes */
+    write_rows<N>(own, sum);
+    attn_named_sync(1, GROUPED_CONSUMERS); /* gate and up are written */
+    for (int i = wg; i * 64 < tile.num_n; i += 2)
+        activate_box(args, tile, own, gate, up, i * 64, i < num_whole ? 64 : num_rest);
+    publish_boxes();
+    if (threadIdx.x % ATTN_WG == 0) {
+        for (int i = wg; i < num_whole; i += 2)
+            store_box(&maps.c, own + i * GROUPED_BOX, tile.m / 2, tile.n + i * 64, 0);
+        commit_boxes();
+    }
+    if (num_whole % 2 == wg)
+        store_rest(args, tile, own, num_whole * 64, tile.m / 2);
 }
 
 /* Stores a tile of dw, half of its columns at a time: a warp has 16 rows, a lane two adjacent columns of a
@@ -429,7 +489,10 @@ __device__ inline void make_rows(const grouped_maps &maps, const grouped_args &a
     float sum[N / 2] = {};
 
     sum_tile<KIND, N>(shared, tile, turn, sum, meanwhile);
-    store_rows<N>(maps, args, shared, tile, sum);
+    if constexpr (KIND == GROUPED_SWIGLU)
+        store_activated<N>(maps, args, shared, tile, sum);
+    else
+        store_rows<N>(maps, args, shared, tile, sum);
 }
 
 template <int KIND, class C, int TN, class F>

@@ -14,6 +14,8 @@ namespace
  */
 enum grouped_kind {
     GROUPED_OUTPUT, /* y[r][m] = sum_k x[r][k] w[m][k]:   A = w,   B = x;  k contiguous in both */
+    GROUPED_SWIGLU, /* the same, and then silu(gate) * up * prob of y = [gate; up]: the 128 rows of A in a
+                     * tile are 64 of gate and the 64 of up that belong to them */
     GROUPED_INPUT,  /* y[r][m] = sum_k x[r][k] w[k][m]:   A = w^T, B = x */
     GROUPED_WEIGHT, /* dw[m][n] = sum_r dy[r][m] x[r][n]: A = dy^T, B = x^T */
 };
@@ -38,12 +40,14 @@ struct grouped_args {
     void *out;
     const int *offsets; /* [num_groups + 1] */
     int num_groups;
-    int m;           /* rows of operand A: columns of y, or rows of dw */
-    int n;           /* GROUPED_WEIGHT: columns of dw */
-    int k;           /* summed elements; with GROUPED_WEIGHT the rows of each group */
-    int64_t ldc;     /* of a row of the output */
-    bool overwrites; /* GROUPED_WEIGHT: = instead of += */
-    int *counters;   /* next tile, and finished clusters; zero between calls */
+    int m;              /* rows of operand A in tiles: columns of y, or rows of dw */
+    int num_cols;       /* of a row of the output that is y; GROUPED_SWIGLU: half of y's */
+    const float *probs; /* GROUPED_SWIGLU: of each row, or NULL */
+    int n;              /* GROUPED_WEIGHT: columns of dw */
+    int k;              /* summed elements; with GROUPED_WEIGHT the rows of each group */
+    int64_t ldc;        /* of a row of the output */
+    bool overwrites;    /* GROUPED_WEIGHT: = instead of += */
+    int *counters;      /* next tile, and finished clusters; zero between calls */
 };
 
 struct grouped_maps {
