@@ -180,6 +180,7 @@ const struct bench_case bench_cases[] = {
     PROJECT("project_bwd", bench_op_project_bwd, 1536, 1),
     PROJECT("project_bwd", bench_op_project_bwd, 3584, 1),
     PROJECT("project_bwd", bench_op_project_bwd, 1536, 16),
+    PROJECT("project_bwd", bench_op_project_bwd, 2048, 128),
     ROWS("swiglu_fwd", bench_op_swiglu_fwd, 8960),
     ROWS("swiglu_fwd", bench_op_swiglu_fwd, 18944),
     ROWS("swiglu_bwd", bench_op_swiglu_bwd, 8960),

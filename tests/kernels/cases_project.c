@@ -14,7 +14,7 @@ static const struct shape_case shapes[] = {
     {"no tokens", 0, 8, 2},     {"one of everything", 1, 1, 1}, {"value head", 70, 64, 1},
     {"odd", 33, 77, 3},         {"two labels", 19, 300, 2},     {"five columns", 40, 520, 5},
     {"sixteen", 9, 1536, 16},   {"one column more", 5, 48, 17}, {"one row, long", 1, 3584, 1},
-    {"many rows", 3000, 40, 1},
+    {"many rows", 3000, 40, 1}, {"router", 300, 136, 64},       {"wide, odd", 261, 147, 131},
 };
 
 /* The middle of rows that are wider on both sides. */
@@ -182,36 +182,38 @@ static void test_project_bwd_gradients_match(void **state)
     kt_expect_gradient(kt, "dbias", loss.args.bias, dbias, project_loss, &loss);
 }
 
-static void test_project_bwd_is_repeatable(void **state)
+static void check_repeatable(struct kt *kt, const struct shape_case *c)
 {
-    static const struct shape_case c = {"repeatable", 700, 200, 3};
-    struct kt *kt = *state;
-    struct rk_project_bwd_args args = make_bwd(kt, &c, RK_DTYPE_BF16);
+    struct rk_project_bwd_args args = make_bwd(kt, c, RK_DTYPE_BF16);
     rk_tensor_t dx[3], dweight[3];
 
     for (size_t i = 0; i < RK_ARRAY_LEN(dx); i++) {
-        args.dx = dx[i] = kt_zeros_2d(kt, RK_DTYPE_BF16, c.num_tokens, c.hidden_size);
-        args.dweight = dweight[i] = kt_zeros_2d(kt, RK_DTYPE_F32, c.columns, c.hidden_size);
+        args.dx = dx[i] = kt_zeros_2d(kt, RK_DTYPE_BF16, c->num_tokens, c->hidden_size);
+        args.dweight = dweight[i] = kt_zeros_2d(kt, RK_DTYPE_F32, c->columns, c->hidden_size);
         assert_ok(rk_project_bwd(kt->stream, &args));
         kt_expect_same_bits(kt, "dx", dx[i], dx[0]);
         kt_expect_same_bits(kt, "dweight", dweight[i], dweight[0]);
     }
 }
 
-/* Compares rows one at a time, and columns one at a time, with all at once. */
-static void test_project_other_rows_and_columns_have_no_effect(void **state)
+static void test_project_bwd_is_repeatable(void **state)
 {
-    static const struct shape_case c = {"alone", 37, 600, 5};
-    struct kt *kt = *state;
-    struct rk_project_fwd_args fwd = make_fwd(kt, &c, RK_DTYPE_BF16), part = fwd;
-    struct rk_project_bwd_args bwd = make_bwd(kt, &c, RK_DTYPE_BF16), row = bwd;
-    rk_tensor_t scores = kt_zeros_2d(kt, RK_DTYPE_F32, c.num_tokens, c.columns);
-    rk_tensor_t dx = kt_zeros_2d(kt, RK_DTYPE_BF16, c.num_tokens, c.hidden_size);
+    check_repeatable(*state, &(struct shape_case){"repeatable", 700, 200, 3});
+    check_repeatable(*state, &(struct shape_case){"repeatable, wide", 700, 200, 70});
+}
 
-    bwd.dx = kt_zeros_2d(kt, RK_DTYPE_BF16, c.num_tokens, c.hidden_size);
+/* Compares rows one at a time, and columns one at a time, with all at once. */
+static void check_alone(struct kt *kt, const struct shape_case *c)
+{
+    struct rk_project_fwd_args fwd = make_fwd(kt, c, RK_DTYPE_BF16), part = fwd;
+    struct rk_project_bwd_args bwd = make_bwd(kt, c, RK_DTYPE_BF16), row = bwd;
+    rk_tensor_t scores = kt_zeros_2d(kt, RK_DTYPE_F32, c->num_tokens, c->columns);
+    rk_tensor_t dx = kt_zeros_2d(kt, RK_DTYPE_BF16, c->num_tokens, c->hidden_size);
+
+    bwd.dx = kt_zeros_2d(kt, RK_DTYPE_BF16, c->num_tokens, c->hidden_size);
     assert_ok(rk_project_fwd(kt->stream, &fwd));
     assert_ok(rk_project_bwd(kt->stream, &bwd));
-    for (int64_t t = 0; t < c.num_tokens; t++) {
+    for (int64_t t = 0; t < c->num_tokens; t++) {
         part.x = rk_tensor_rows(fwd.x, t, 1);
         part.scores = rk_tensor_rows(scores, t, 1);
         assert_ok(rk_project_fwd(kt->stream, &part));
@@ -226,12 +228,18 @@ static void test_project_other_rows_and_columns_have_no_effect(void **state)
     fwd.bias = (rk_tensor_t){0};
     part.x = fwd.x;
     assert_ok(rk_project_fwd(kt->stream, &fwd));
-    for (int64_t j = 0; j < c.columns; j++) {
+    for (int64_t j = 0; j < c->columns; j++) {
         part.weight = rk_tensor_rows(fwd.weight, j, 1);
         part.scores = rk_tensor_cols(scores, j, 1);
         assert_ok(rk_project_fwd(kt->stream, &part));
     }
     kt_expect_same_bits(kt, "scores of columns", scores, fwd.scores);
+}
+
+static void test_project_other_rows_and_columns_have_no_effect(void **state)
+{
+    check_alone(*state, &(struct shape_case){"alone", 37, 600, 5});
+    check_alone(*state, &(struct shape_case){"alone, wide", 37, 600, 40});
 }
 
 int main(void)

@@ -1,4 +1,4 @@
-/* Twin of kernels/cpu/project.c.
+/* Twin of kernels/cpu/project.c. Gradients of many columns: project_wide.cu.
  *
  * Work split   Forward: a warp takes RK_TILE_PROJECT_FWD_ROWS rows, a lane every 32nd pack of 8 elements of
  *              each; RK_TILE_PROJECT_COLS columns of the scores at a time. Backward: a block takes 256
@@ -16,6 +16,7 @@
  *              dweight: each warp of a part adds its rows in ascending order, then warps, then parts are
  *              added in a fixed order: reproducible, but its bits depend on the number of rows. */
 #include "kernels/cuda/column_sum.cuh"
+#include "kernels/cuda/gemm/project_wide.h"
 
 constexpr int WARPS = RK_TILE_PROJECT_WARPS;
 constexpr int THREADS = 32 * WARPS;
@@ -301,15 +302,27 @@ static void launch_bwd(const struct rk_cuda_stream *stream, const struct rk_proj
                                                     args->overwrites_dweight);
 }
 
-extern "C" struct rk_workspace rk_cuda_workspace_project_bwd(const void *dev,
-                                                             const struct rk_project_bwd_args *args)
+static size_t bwd_scratch_bytes(const struct rk_project_bwd_args *args)
 {
     int64_t elements = args->weight.shape[0] * args->x.shape[1];
 
+    return (size_t)(count_parts(args->x.shape[0], args->x.shape[1]) * elements) *
+           rk_dtype_bytes(args->dscores.dtype);
+}
+
+extern "C" struct rk_workspace rk_cuda_workspace_project_bwd(const void *dev,
+                                                             const struct rk_project_bwd_args *args)
+{
     (void)dev;
-    return {(size_t)(count_parts(args->x.shape[0], args->x.shape[1]) * elements) *
-                rk_dtype_bytes(args->dscores.dtype),
-            0};
+    return {rk_project_wide_takes(args) ? rk_project_wide_scratch_bytes(args) : bwd_scratch_bytes(args), 0};
+}
+
+static struct rk_status *run_bwd(const struct rk_cuda_stream *stream, const struct rk_project_bwd_args *args)
+{
+    if (rk_project_wide_takes(args))
+        return rk_project_wide_bwd(stream, args);
+    RK_FOR_DTYPE("project_bwd", args->x.dtype, T, launch_bwd<T>(stream, args));
+    return NULL;
 }
 
 extern "C" struct rk_status *rk_cuda_op_project_bwd(void *dev, void *stream,
@@ -320,6 +333,6 @@ extern "C" struct rk_status *rk_cuda_op_project_bwd(void *dev, void *stream,
 
     RK_TRY(rk_check_grid("project_bwd", args->weight.shape[0] * args->x.shape[1]));
     RK_TRY(rk_cuda_reserve(on, &on->scratch, workspace.scratch_bytes));
-    RK_FOR_DTYPE("project_bwd", args->x.dtype, T, launch_bwd<T>(on, args));
+    RK_TRY(run_bwd(on, args));
     return rk_cuda_launched((struct rk_cuda_device *)dev, on, "project_bwd");
 }
