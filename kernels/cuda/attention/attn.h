@@ -19,7 +19,7 @@
  * ones: 32, 64, 80, 96, 128, 256 in BF16 (with 99 KiB a block, as 8.6 and 8.9 have, up to 96), and on 9.0,
  * 192 with 128, over a cache with blocks of 8 to 128 tokens, a power of two. For these, pointers must be
  * aligned to 16 bytes and strides be multiples of 8 elements. Otherwise: F32, F16 and BF16 up to the widths
- * below; on GPUs with 207 KiB of shared memory a block, BF16 over a cache of latents (576, the first 512 of
+ * below; on GPUs with 171 KiB of shared memory a block, BF16 over a cache of latents (576, the first 512 of
  * them the values of all heads) takes attn_latent.cu, whose bits are not those of a packed call.
  *
  * Launchers enqueue on `stream`, never synchronise, allocate nothing, can be captured in a graph, and

@@ -221,49 +221,81 @@ __device__ inline void decode_store_split(const decode_plan &plan, const decode_
     }
 }
 
-/* Merges splits first_split.. of every row in ascending order: four columns per thread at a time, with the
- * loads of eight splits in flight. */
+/* Four output columns of a row, merged so far. */
+struct decode_merged {
+    attn_total total;
+    float4 sum;
+};
+
+__device__ inline void decode_merge_one(decode_merged *merged, float2 stats, float4 o, float c)
+{
+    float old, add;
+
+    attn_merge(merged->total, stats.x, stats.y, c, old, add);
+    merged->sum.x = attn_merge_output(merged->sum.x, old, o.x, add);
+    merged->sum.y = attn_merge_output(merged->sum.y, old, o.y, add);
+    merged->sum.z = attn_merge_output(merged->sum.z, old, o.z, add);
+    merged->sum.w = attn_merge_output(merged->sum.w, old, o.w, add);
+}
+
+__device__ inline void decode_store_merged(bf16 *out, const decode_merged &merged)
+{
+    float inv = attn_reciprocal(merged.total.l);
+
+    *reinterpret_cast<uint2 *>(out) =
+        make_uint2(attn_pack(__fmul_rn(merged.sum.x, inv), __fmul_rn(merged.sum.y, inv)),
+                   attn_pack(__fmul_rn(merged.sum.z, inv), __fmul_rn(merged.sum.w, inv)));
+}
+
+/* Merges splits first_split.. of every row in ascending order: four columns of ITEMS rows per thread at a
+ * time, with the loads of SPLITS splits of each in flight. Wide rows take a thread many turns. */
 template <int HD>
 __device__ inline void decode_merge_splits(const decode_plan &plan, const decode_task &task, int first_split,
                                            int num_splits)
 {
-    int num_rows = min(DECODE_ROWS, task.tile.length * task.group - task.tile.first_row);
+    constexpr int ITEMS = HD > 256 ? 4 : 1, SPLITS = HD > 256 ? 4 : 8, UNITS = HD / 4;
+    int num_items = min(DECODE_ROWS, task.tile.length * task.group - task.tile.first_row) * UNITS;
 
-    for (int i = threadIdx.x; i < num_rows * HD / 4; i += DECODE_THREADS) {
-        int row = i / (HD / 4), col = i % (HD / 4) * 4;
-        int64_t at = decode_row_index(task, row) * plan.max_splits + first_split;
-        attn_total total = {-INFINITY, 0.0f};
-        float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-        float inv;
-
-        for (int s = 0; s < num_splits; s += 8) {
-            float2 stats[8];
-            float4 o[8];
+    for (int first = threadIdx.x; first < num_items; first += DECODE_THREADS * ITEMS) {
+        decode_merged merged[ITEMS];
+        int64_t at[ITEMS];
 
 #pragma unroll
-            for (int n = 0; n < 8; n++) {
-                int64_t from = at + min(s + n, num_splits - 1);
+        for (int k = 0; k < ITEMS; k++) {
+            int i = min(first + k * DECODE_THREADS, num_items - 1);
 
-                stats[n] = __ldcg(plan.workspace.stats + from);
-                o[n] = __ldcg(reinterpret_cast<const float4 *>(plan.workspace.outputs + from * HD + col));
+            merged[k] = {{-INFINITY, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
+            at[k] = decode_row_index(task, i / UNITS) * plan.max_splits + first_split;
+        }
+        for (int s = 0; s < num_splits; s += SPLITS) {
+            float2 stats[ITEMS][SPLITS];
+            float4 o[ITEMS][SPLITS];
+
+#pragma unroll
+            for (int n = 0; n < ITEMS * SPLITS; n++) {
+                int k = n / SPLITS, i = min(first + k * DECODE_THREADS, num_items - 1);
+                int64_t from = at[k] + min(s + n % SPLITS, num_splits - 1);
+
+                stats[k][n % SPLITS] = __ldcg(plan.workspace.stats + from);
+                o[k][n % SPLITS] = __ldcg(
+                    reinterpret_cast<const float4 *>(plan.workspace.outputs + from * HD + i % UNITS * 4));
             }
 #pragma unroll
-            for (int n = 0; n < 8; n++) {
-                float old, add;
-
-                if (s + n >= num_splits)
-                    continue;
-                attn_merge(total, stats[n].x, stats[n].y, task.c, old, add);
-                sum.x = attn_merge_output(sum.x, old, o[n].x, add);
-                sum.y = attn_merge_output(sum.y, old, o[n].y, add);
-                sum.z = attn_merge_output(sum.z, old, o[n].z, add);
-                sum.w = attn_merge_output(sum.w, old, o[n].w, add);
+            for (int n = 0; n < ITEMS * SPLITS; n++) {
+                if (s + n % SPLITS < num_splits)
+                    decode_merge_one(&merged[n / SPLITS], stats[n / SPLITS][n % SPLITS],
+                                     o[n / SPLITS][n % SPLITS], task.c);
             }
         }
-        inv = attn_reciprocal(total.l);
-        *reinterpret_cast<uint2 *>(task.out + decode_row_offset(task, task.out_stride, row, HD) + col) =
-            make_uint2(attn_pack(__fmul_rn(sum.x, inv), __fmul_rn(sum.y, inv)),
-                       attn_pack(__fmul_rn(sum.z, inv), __fmul_rn(sum.w, inv)));
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++) {
+            int i = first + k * DECODE_THREADS;
+
+            if (i < num_items)
+                decode_store_merged(task.out + decode_row_offset(task, task.out_stride, i / UNITS, HD) +
+                                        i % UNITS * 4,
+                                    merged[k]);
+        }
     }
 }
 

@@ -3,11 +3,11 @@
  *
  * Work split   That of attn_decode.cu: a tile is 16 rows (heads) of a token, a block takes every num_parts-th
  *              split of 512 keys of a tile. One block an SM.
- * Pipeline     32 keys at a time in five buffers of 36.5 KiB filled by cp.async, four of them in flight; each
- *              is read from memory once, for the scores by rows and for the output by columns.
- * Warps        Four: 8 keys each in QK, 128 of the 512 columns each in PV. Queries stay in shared memory.
+ * Pipeline     64 keys at a time in two buffers of 73 KiB filled by cp.async; each is read from memory once,
+ *              for the scores by rows and for the output by columns.
+ * Warps        Four: 16 keys each in QK, 128 of the 512 columns each in PV. Queries stay in shared memory.
  * Traffic      1,152 bytes a key, and 17 KFLOP for each of 16 heads: bound by memory up to 30 heads.
- * Numerics     Blocks of 32 keys and splits of 512 at absolute positions, in ascending order: the result of a
+ * Numerics     Blocks of 64 keys and splits of 512 at absolute positions, in ascending order: the result of a
  *              query does not depend on the rest of the call. Not the bits of packed attention, which has no
  *              kernel on tensor cores for these widths. */
 #include "kernels/cuda/attention/attn_decode.cuh"
@@ -15,98 +15,101 @@
 namespace
 {
 
-constexpr int HD = 576, VD = 512, KEYS = 32, SHARE = KEYS / DECODE_WARPS, BUFFERS = 5;
+constexpr int HD = 576, VD = 512, KEYS = 64, SHARE = KEYS / DECODE_WARPS;
 /* With more bytes for the results of splits, a block takes all splits of a tile. */
 constexpr size_t MAX_SPLIT_BYTES = (size_t)256 << 20;
 
 struct latent_smem {
     decode_shared<VD, HD> shared;
-    alignas(16) bf16 keys[BUFFERS][KEYS * attn_pitch<HD>];
+    alignas(16) bf16 keys[2][KEYS * attn_pitch<HD>];
 };
 
-/* A piece of a key block. */
-struct latent_piece {
-    int block, piece;
+/* Half of a key block. */
+struct latent_half {
+    int block, half;
 
     __device__ inline int key() const
     {
-        return block * ATTN_KEY_BLOCK + piece * KEYS;
+        return block * ATTN_KEY_BLOCK + half * KEYS;
     }
 
     /* Whether it is the last one of its block. */
     __device__ inline bool ends_block(const decode_task &task) const
     {
-        return (piece + 1) * KEYS == ATTN_KEY_BLOCK || key() + KEYS >= task.end;
+        return half == 1 || key() + KEYS >= task.end;
     }
 };
 
-__device__ inline latent_piece next_piece(const latent_piece &at, const decode_task &task, int num_parts)
+__device__ inline latent_half next_half(const latent_half &at, const decode_task &task, int num_parts)
 {
     if (at.ends_block(task))
         return {decode_next_block(at.block, num_parts), 0};
-    return {at.block, at.piece + 1};
+    return {at.block, 1};
 }
 
-/* This lane's key of a piece. */
-__device__ inline int lane_key(const latent_piece &at)
+/* The cache block of this lane's key, or -1: no query attends to it. */
+__device__ inline int find_entry(const decode_task &task, const latent_half &at)
 {
-    return at.key() + threadIdx.x / 32 * SHARE + attn_lane() % SHARE;
-}
-
-/* The cache block of that key, or -1: no query attends to it. */
-__device__ inline int find_entry(const decode_task &task, const latent_piece &at)
-{
-    int j = lane_key(at);
+    int j = at.key() + threadIdx.x / 32 * SHARE + attn_lane() % SHARE;
 
     return j >= task.first && j < task.end ? attn_table_entry(task.keys, j) : -1;
 }
 
 /* Copies this warp's keys, as a group of copies. */
-__device__ inline void load_piece(bf16 *dst, const decode_task &task, const latent_piece &at, int entry)
+__device__ inline void load_half(bf16 *dst, const decode_task &task, const latent_half &at, int entry)
 {
+    int j = at.key() + threadIdx.x / 32 * SHARE + attn_lane() % SHARE;
+
     if (at.key() < task.end)
         attn_load_share<KEYS, DECODE_WARPS, HD>(
-            dst, task.k + (entry < 0 ? 0 : attn_cache_row(task.keys, lane_key(at), entry)), entry >= 0);
-    attn_copy_commit(); /* an empty group keeps the number of groups in flight constant */
+            dst, task.k + (entry < 0 ? 0 : attn_cache_row(task.keys, j, entry)), entry >= 0);
+    attn_copy_commit();
 }
 
-/* Scores of all 16 rows against this warp's 8 keys, masked: four chains, of every fourth k16 step. */
-__device__ inline void make_scores(float (&s)[4], const latent_smem &sm, const bf16 *keys,
+/* Scores of all 16 rows against this warp's 16 keys, masked: two chains, of the even and the odd k16 steps.
+ */
+__device__ inline void make_scores(float (&s)[8], const latent_smem &sm, const bf16 *keys,
                                    const decode_task &task, int first)
 {
     int warp = threadIdx.x / 32, g = attn_lane() / 4, t = attn_lane() % 4;
-    const bf16 *row = keys + (warp * SHARE + attn_lane() % 8) * attn_pitch<HD> + attn_lane() / 8 * 8;
-    float part[4][4] = {};
+    float odd[8];
 
 #pragma unroll
+    for (int i = 0; i < 8; i++)
+        s[i] = odd[i] = 0.0f;
+#pragma unroll 6
     for (int kk = 0; kk < HD / 16; kk += 2) {
         uint32_t a[4], b[4];
 
-        attn_ldmatrix(b, row + kk * 16);
         attn_load_a<HD>(a, sm.shared.q, 0, kk);
-        attn_mma(part[kk % 4], a, b[0], b[1]);
+        attn_load_b<HD>(b, keys, warp * SHARE, kk);
+        attn_mma(s, a, b[0], b[1]);
+        attn_mma(s + 4, a, b[2], b[3]);
         attn_load_a<HD>(a, sm.shared.q, 0, kk + 1);
-        attn_mma(part[kk % 4 + 1], a, b[2], b[3]);
+        attn_load_b<HD>(b, keys, warp * SHARE, kk + 1);
+        attn_mma(odd, a, b[0], b[1]);
+        attn_mma(odd + 4, a, b[2], b[3]);
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int j = first + warp * SHARE + 2 * t + i % 2;
-        int p = decode_row_position(task, g + i / 2 * 8);
+    for (int i = 0; i < 8; i++) {
+        int j = first + warp * SHARE + i / 4 * 8 + 2 * t + i % 2;
+        int p = decode_row_position(task, g + i / 2 % 2 * 8);
 
-        s[i] = (part[0][i] + part[1][i]) + (part[2][i] + part[3][i]);
+        s[i] += odd[i];
         if (j > p || j < task.first || (task.window > 0 && p - j >= task.window))
             s[i] = -INFINITY;
     }
 }
 
 /* Writes the maxima of this warp's keys, to be read after the next barrier. */
-__device__ inline void share_maxima(latent_smem &sm, const float (&s)[4])
+__device__ inline void share_maxima(latent_smem &sm, const float (&s)[8])
 {
     int warp = threadIdx.x / 32, g = attn_lane() / 4;
 
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float top = attn_quad_max(fmaxf(s[2 * r], s[2 * r + 1]));
+        float top =
+            attn_quad_max(fmaxf(fmaxf(s[2 * r], s[2 * r + 1]), fmaxf(s[4 + 2 * r], s[4 + 2 * r + 1])));
 
         if (attn_lane() % 4 == 0)
             sm.shared.max[warp][g + 8 * r] = top;
@@ -114,7 +117,7 @@ __device__ inline void share_maxima(latent_smem &sm, const float (&s)[4])
 }
 
 /* Writes the probabilities and the sums of this warp's keys, to be read after the next barrier. */
-__device__ inline void share_probs(latent_smem &sm, float (&s)[4], decode_state<VD> &state, float c)
+__device__ inline void share_probs(latent_smem &sm, float (&s)[8], decode_state<VD> &state, float c)
 {
     int warp = threadIdx.x / 32, g = attn_lane() / 4, t = attn_lane() % 4;
 
@@ -122,20 +125,25 @@ __device__ inline void share_probs(latent_smem &sm, float (&s)[4], decode_state<
     for (int r = 0; r < 2; r++) {
         int row = g + 8 * r;
         float(&max)[DECODE_WARPS][DECODE_ROWS] = sm.shared.max;
-        float top = fmaxf(fmaxf(max[0][row], max[1][row]), fmaxf(max[2][row], max[3][row]));
-        float *pair = s + 2 * r, offset;
+        float top = fmaxf(fmaxf(max[0][row], max[1][row]), fmaxf(max[2][row], max[3][row])), sum = 0.0f;
 
         state.alpha[r] = attn_raise_max(state.softmax, r, top, c);
-        offset = attn_exp_offset(state.softmax, r, c);
-        pair[0] = attn_exp2(__fmaf_rn(pair[0], c, offset));
-        pair[1] = attn_exp2(__fmaf_rn(pair[1], c, offset));
-        *reinterpret_cast<uint32_t *>(sm.shared.p + row * attn_pitch<ATTN_KEY_BLOCK> + warp * SHARE + 2 * t) =
-            attn_pack(pair[0], pair[1]);
-        sm.shared.sum[warp][row][t] = pair[0] + pair[1];
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            float *pair = s + 4 * n + 2 * r, offset = attn_exp_offset(state.softmax, r, c);
+
+            pair[0] = attn_exp2(__fmaf_rn(pair[0], c, offset));
+            pair[1] = attn_exp2(__fmaf_rn(pair[1], c, offset));
+            sum += pair[0];
+            sum += pair[1];
+            *reinterpret_cast<uint32_t *>(sm.shared.p + row * attn_pitch<ATTN_KEY_BLOCK> + warp * SHARE +
+                                          n * 8 + 2 * t) = attn_pack(pair[0], pair[1]);
+        }
+        sm.shared.sum[warp][row][t] = sum;
     }
 }
 
-/* o += P V: all keys of the piece, this warp's columns. */
+/* o += P V: all keys of the half, this warp's columns. */
 __device__ inline void add_output(decode_state<VD> &state, const latent_smem &sm, const bf16 *keys)
 {
     int col = threadIdx.x / 32 * (VD / DECODE_WARPS);
@@ -158,34 +166,31 @@ __device__ inline void add_output(decode_state<VD> &state, const latent_smem &sm
 __device__ inline void run_splits(latent_smem &sm, const decode_plan &plan, const decode_task &task,
                                   const decode_part &part, decode_state<VD> &state)
 {
-    latent_piece at = {part.first_block, 0}, last = at; /* last: the next one to be loaded */
-    int entry = find_entry(task, last);
+    latent_half at = {part.first_block, 0}, next = next_half(at, task, plan.num_parts);
+    int next_entry = find_entry(task, next);
 
     decode_load_queries<HD>(sm.shared.q, task);
-    for (int i = 0; i < BUFFERS - 1; i++) {
-        load_piece(sm.keys[i], task, last, entry);
-        last = next_piece(last, task, plan.num_parts);
-        entry = find_entry(task, last);
-    }
+    load_half(sm.keys[0], task, at, find_entry(task, at));
     decode_clear(state);
-    for (int item = 0; at.key() < task.end; item = item + 1 == BUFFERS ? 0 : item + 1) {
-        float s[4];
+    for (int item = 0; at.key() < task.end; item++) {
+        const bf16 *keys = sm.keys[item % 2];
+        float s[8];
 
-        attn_copy_wait<BUFFERS - 2>();
+        attn_copy_wait<0>();
         decode_sync(); /* the keys are in shared memory; all warps have read the previous ones */
-        load_piece(sm.keys[item == 0 ? BUFFERS - 1 : item - 1], task, last, entry);
-        last = next_piece(last, task, plan.num_parts);
-        entry = find_entry(task, last);
-        make_scores(s, sm, sm.keys[item], task, at.key());
+        load_half(sm.keys[(item + 1) % 2], task, next, next_entry);
+        make_scores(s, sm, keys, task, at.key());
         share_maxima(sm, s);
         decode_sync(); /* the maxima are written */
         share_probs(sm, s, state, task.c);
         decode_sync(); /* the probabilities and the sums are written */
         decode_rescale(state, sm.shared);
-        add_output(state, sm, sm.keys[item]);
+        add_output(state, sm, keys);
         if (at.ends_block(task))
             decode_end_block(state, plan, task, part, at.block);
-        at = next_piece(at, task, plan.num_parts);
+        at = next;
+        next = next_half(at, task, plan.num_parts);
+        next_entry = find_entry(task, next);
     }
     attn_copy_wait<0>();
 }
