@@ -92,6 +92,17 @@ static bool is_sparse_layer(const struct rk_json *config, int64_t layer)
     return rk_estimate_num_experts(config) > 0 && step > 0 && (layer + 1) % step == 0;
 }
 
+bool rk_estimate_has_experts(const struct rk_json *config)
+{
+    int64_t num_layers = RK_MIN(size_at(config, "num_hidden_layers", 0), RK_ESTIMATE_LAYERS_MAX);
+
+    for (int64_t i = 0; i < num_layers; i++) {
+        if (is_sparse_layer(config, i))
+            return true;
+    }
+    return false;
+}
+
 static struct attention attention_of(const struct rk_json *config)
 {
     return size_at(config, "kv_lora_rank", 0) > 0 ? latent_attention(config) : grouped_attention(config);

@@ -30,6 +30,8 @@ struct rk_estimate {
 double rk_estimate_linear_cost(const struct rk_json *hf_config);
 /* Routed experts of a layer, from the key of any family; 0: none. */
 int64_t rk_estimate_num_experts(const struct rk_json *hf_config);
+/* Whether any layer has experts: a model of a family with experts may leave all its layers dense. */
+bool rk_estimate_has_experts(const struct rk_json *hf_config);
 /* Of a model, from its config.json, in sequences of seqlen tokens, over which attention is averaged.
  * False when the configuration (which may be NULL) lacks the sizes. */
 bool rk_estimate_of(struct rk_estimate *out, const struct rk_json *hf_config, int64_t seqlen);

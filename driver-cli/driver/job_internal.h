@@ -214,9 +214,10 @@ struct rk_status *rk_job_check_layers(const struct rk_config *job, uint32_t role
 /* INVALID_ARGUMENT when the rollout divides experts over ranks, and there are none or their number is not
  * divisible. */
 struct rk_status *rk_job_check_rollout_experts(const struct rk_config *job, int64_t num_experts) RK_NODISCARD;
-/* INVALID_ARGUMENT when a role of a model without experts has a key of its own that divides experts or bounds
- * their buffers. Such a model does not use values that the role takes from the actor. */
-struct rk_status *rk_job_check_expert_keys(const struct rk_config *job, uint32_t role, int64_t num_experts,
+/* job_expert_keys.c: INVALID_ARGUMENT when a role of a model without layers of experts has a key of them of
+ * its own. Such a model does not use values that the role takes from the actor. Warns of keys of the exchange
+ * of a role whose ranks have all experts. */
+struct rk_status *rk_job_check_expert_keys(const struct rk_config *job, uint32_t role, bool has_experts,
                                            const char *model_type) RK_NODISCARD;
 /* The rules "world", "rollout experts" and "pipeline" (job_mesh_rules.c). */
 void rk_job_world_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);

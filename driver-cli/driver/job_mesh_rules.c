@@ -127,47 +127,14 @@ struct rk_status *rk_job_check_rollout_experts(const struct rk_config *job, int6
     if (ep == 1 || !rk_job_role_needed(job, RK_ROLE_ROLLOUT))
         return NULL;
     if (num_experts == 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT,
-                       RK_JOB_ROLLOUT RK_JOB_ROLLOUT_EP "=%d: expected 1 for a model without experts", ep);
+        return RK_FAIL(
+            RK_INVALID_ARGUMENT,
+            RK_JOB_ROLLOUT RK_JOB_ROLLOUT_EP "=%d: expected 1 for a model without layers of experts", ep);
     if (num_experts % ep != 0)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        RK_JOB_ROLLOUT RK_JOB_ROLLOUT_EP "=%d: expected a divisor of the %" PRId64
                                                         " experts of the model",
                        ep, num_experts);
-    return NULL;
-}
-
-/* --- keys of experts for a model without experts --- */
-
-struct expert_key {
-    const char *name;
-    int64_t without; /* what a model without experts may have beside null */
-};
-
-static const struct expert_key expert_keys[] = {{RK_JOB_EP, 1}, {RK_KNOB_DISPATCH_TOKENS, 0}};
-
-static struct rk_status *check_expert_key(const struct rk_config *job, const struct rk_job_role *role,
-                                          const struct expert_key *key, const char *model_type)
-{
-    char *path = rk_format("%s%s", role->section, key->name);
-    int64_t value = rk_job_int_or(job, path, key->without);
-    struct rk_status *st = NULL;
-
-    if (value != key->without)
-        st = RK_FAIL(RK_INVALID_ARGUMENT,
-                     "%s=%" PRId64 " of role %s: expected %s for a model without experts (model_type %.64s)",
-                     path, value, role->name, key->without == 1 ? "1" : "null", model_type);
-    rk_free(path);
-    return st;
-}
-
-struct rk_status *rk_job_check_expert_keys(const struct rk_config *job, uint32_t role, int64_t num_experts,
-                                           const char *model_type)
-{
-    if (num_experts > 0 || role == RK_ROLE_ROLLOUT || !rk_job_role_needed(job, role))
-        return NULL;
-    for (size_t i = 0; i < RK_ARRAY_LEN(expert_keys); i++)
-        RK_TRY(check_expert_key(job, rk_job_role(role), &expert_keys[i], model_type));
     return NULL;
 }
 

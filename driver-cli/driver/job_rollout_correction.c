@@ -206,8 +206,9 @@ static char *inexact_because(const struct rk_config *job)
         return rk_format(RK_JOB_ROLLOUT RK_JOB_ROLLOUT_TP "=%d", tp);
     /* Results of parts of experts are added in another order than those of whole ones. */
     if (rk_job_etp(job, RK_ROLE_ROLLOUT) != rk_job_etp(job, RK_ROLE_ACTOR))
-        return rk_format(RK_JOB_ROLLOUT RK_JOB_ROLLOUT_EP "=%d with " RK_JOB_ACTOR RK_JOB_ETP "=%d", ep,
-                         rk_job_etp(job, RK_ROLE_ACTOR));
+        return rk_format(RK_JOB_ROLLOUT RK_JOB_ROLLOUT_EP "=%d with " RK_JOB_ACTOR RK_JOB_ETP "=%d%s", ep,
+                         rk_job_etp(job, RK_ROLE_ACTOR),
+                         ep == 1 ? " (expected null for a model without layers of experts)" : "");
     /* A greedy rollout returns log-probs of temperature 1. */
     if (!rk_config_bool(job, RK_JOB_ROLLOUT "do_sample") && temperature != 1.0)
         return rk_format(RK_JOB_ROLLOUT "do_sample=false with temperature=%g", temperature);

@@ -210,6 +210,14 @@ static void test_plan_refuses_what_run_refuses(void **state)
          "--local=2",
          {ACTOR TP "1", ACTOR "megatron.override_transformer_config.moe_dispatch_tokens=64"},
          ACTOR "megatron.override_transformer_config.moe_dispatch_tokens=64 of role actor: expected null"},
+        {"--world=2",
+         "--local=2",
+         {ACTOR TP "1", ACTOR "megatron.override_transformer_config.moe_keep_dispatched=true"},
+         ACTOR "megatron.override_transformer_config.moe_keep_dispatched=true of role actor: expected false"},
+        {"--world=2",
+         "--local=2",
+         {ACTOR TP "2", ACTOR "megatron.expert_tensor_parallel_size=1"},
+         ACTOR "megatron.expert_tensor_parallel_size=1 of role actor: expected null"},
     };
 
     (void)state;
@@ -225,6 +233,33 @@ static void test_plan_refuses_what_run_refuses(void **state)
         outcome_fini(&planned);
         outcome_fini(&ran);
         rk_free(dir);
+    }
+}
+
+#define MOE_DIGITS \
+    "actor_rollout_ref.model.hf_config_path=" RK_TEST_SOURCE_DIR "/examples/digits/config-moe.json"
+#define BUFFER ACTOR "megatron.override_transformer_config.moe_dispatch_tokens=64"
+
+/* Goal: a bound of the exchange is told, once, to have no effect on a model with experts whose ranks have all
+ * of them. */
+static void test_plan_warns_of_a_bound_without_exchange(void **state)
+{
+    static const struct {
+        const char *ep;
+        bool warns;
+    } cases[] = {{ACTOR "megatron.expert_model_parallel_size=1", true},
+                 {ACTOR "megatron.expert_model_parallel_size=2", false}};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct outcome outcome =
+            plan_for("--world=2", (const char *const[]){MOE_DIGITS, ACTOR TP "1", cases[i].ep, BUFFER, NULL});
+        const char *found = strstr(outcome.err, BUFFER);
+
+        assert_exit(&outcome, 0);
+        assert_int_equal(found != NULL, cases[i].warns);
+        assert_null(found ? strstr(found + 1, BUFFER) : NULL);
+        outcome_fini(&outcome);
     }
 }
 
@@ -280,6 +315,7 @@ int main(void)
         cmocka_unit_test(test_plan_for_a_device_that_is_not_here),
         cmocka_unit_test(test_plan_that_does_not_fit),
         cmocka_unit_test(test_plan_refuses_what_run_refuses),
+        cmocka_unit_test(test_plan_warns_of_a_bound_without_exchange),
         cmocka_unit_test(test_plan_refuses_bad_options),
         cmocka_unit_test(test_plan_daemon_builds_no_model),
     };

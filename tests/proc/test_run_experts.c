@@ -93,7 +93,7 @@ static void test_whole_experts_that_do_not_fit_are_refused(void **state)
         const char *keys[6], *message;
     } cases[] = {
         {{MODEL, TP(1), REP(2)}, REP(2) ": expected 1, or tensor_model_parallel_size"},
-        {{LAYOUT_MODEL, TP(1), RTP(2), REP(2)}, REP(2) ": expected 1 for a model without experts"},
+        {{LAYOUT_MODEL, TP(1), RTP(2), REP(2)}, REP(2) ": expected 1 for a model without layers of experts"},
         {{MODEL, TP(1), RTP(3), REP(3), LAYOUT_ROLLOUT "ranks=0-2"},
          REP(3) ": expected a divisor of the 8 experts"},
     };

@@ -69,13 +69,13 @@ struct rk_status *rk_flow_check_layers(const struct rk_config *job, uint32_t rol
                                        const struct rk_json *config)
 {
     int64_t num_layers = rk_json_as_int(rk_json_find(config, "num_hidden_layers"), 0);
-    int64_t num_experts = rk_estimate_num_experts(config);
+    int64_t num_experts = rk_estimate_has_experts(config) ? rk_estimate_num_experts(config) : 0;
 
     if (!rk_job_role_needed(job, role) || num_layers < 1) /* of a model elsewhere the daemons check them */
         return NULL;
     RK_TRY(rk_job_check_layers(job, role, num_layers));
     if (role == RK_ROLE_ROLLOUT)
-        return rk_job_check_rollout_experts(job, num_experts);
-    return rk_job_check_expert_keys(job, role, num_experts,
+        RK_TRY(rk_job_check_rollout_experts(job, num_experts));
+    return rk_job_check_expert_keys(job, role, num_experts > 0,
                                     rk_json_as_string(rk_json_find(config, "model_type"), "not given"));
 }

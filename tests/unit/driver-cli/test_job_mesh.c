@@ -329,6 +329,20 @@ static void test_pipeline_check_needs_stages(void **state)
     }
 }
 
+static void check_layers_of(const char *const *changes, uint32_t role, const char *text, const char *message)
+{
+    struct rk_config *job = load(changes);
+    struct rk_json *config;
+
+    assert_ok(rk_json_parse(&config, text, strlen(text), "config.json", 0));
+    if (message)
+        assert_fails(rk_flow_check_layers(job, role, config), RK_INVALID_ARGUMENT, message);
+    else
+        assert_ok(rk_flow_check_layers(job, role, config));
+    rk_json_free(config);
+    rk_config_destroy(job);
+}
+
 /* Goal: a pipeline that does not fit the layers of config.json is refused with the key and a valid split.
  */
 static void test_check_layers_names_the_nearest_cut(void **state)
@@ -365,17 +379,18 @@ static void test_check_layers_names_the_nearest_cut(void **state)
         {{RTP "2", REP "2"},
          "{\"num_hidden_layers\": 8}",
          RK_ROLE_ROLLOUT,
-         REP "2: expected 1 for a model without experts"},
+         REP "2: expected 1 for a model without layers of experts"},
         {{RTP "2", REP "2"}, "{}", RK_ROLE_ROLLOUT, NULL}, /* reported by the daemons */
         {{ACTOR EP "2"}, MIXTRAL, RK_ROLE_ACTOR, NULL},
         {{ACTOR EP "2"},
          QWEN3,
          RK_ROLE_ACTOR,
-         ACTOR EP "2 of role actor: expected 1 for a model without experts (model_type qwen3)"},
+         ACTOR EP "2 of role actor: expected 1 for a model without layers of experts (model_type qwen3)"},
         {{ACTOR BUFFER "64"},
          QWEN3,
          RK_ROLE_ACTOR,
-         ACTOR BUFFER "64 of role actor: expected null for a model without experts (model_type qwen3)"},
+         ACTOR BUFFER
+         "64 of role actor: expected null for a model without layers of experts (model_type qwen3)"},
         {{ACTOR EP "1"}, QWEN3, RK_ROLE_ACTOR, NULL},
         {{ACTOR EP "2", ACTOR BUFFER "64"}, QWEN3, RK_ROLE_CRITIC, NULL}, /* the actor's */
         {{ACTOR EP "2", ACTOR BUFFER "64"}, QWEN3, RK_ROLE_REF, NULL},
@@ -384,7 +399,7 @@ static void test_check_layers_names_the_nearest_cut(void **state)
         {{CRITIC EP "4"},
          QWEN3,
          RK_ROLE_CRITIC,
-         CRITIC EP "4 of role critic: expected 1 for a model without experts (model_type qwen3)"},
+         CRITIC EP "4 of role critic: expected 1 for a model without layers of experts (model_type qwen3)"},
         {{REF BUFFER "8"}, QWEN3, RK_ROLE_REF, REF BUFFER "8 of role ref: expected null"},
         {{CRITIC EP "4"}, MIXTRAL, RK_ROLE_CRITIC, NULL},
         {{ACTOR EP "2"}, "{}", RK_ROLE_ACTOR, NULL},                           /* a model elsewhere */
@@ -393,18 +408,106 @@ static void test_check_layers_names_the_nearest_cut(void **state)
     };
 
     (void)state;
-    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
-        struct rk_config *job = load(cases[i].changes);
-        struct rk_json *config;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++)
+        check_layers_of(cases[i].changes, cases[i].role, cases[i].config, cases[i].message);
+}
 
-        assert_ok(rk_json_parse(&config, cases[i].config, strlen(cases[i].config), "config.json", 0));
-        if (cases[i].message)
-            assert_fails(rk_flow_check_layers(job, cases[i].role, config), RK_INVALID_ARGUMENT,
-                         cases[i].message);
-        else
-            assert_ok(rk_flow_check_layers(job, cases[i].role, config));
-        rk_json_free(config);
-        rk_config_destroy(job);
+/* Goal: ranks that share an expert are no key of a model without experts, whatever their number, where tp
+ * splits its other matrices. */
+static void test_ranks_of_an_expert_are_refused_without_experts(void **state)
+{
+    static const struct {
+        const char *changes[MAX_CHANGES];
+        uint32_t role;
+        const char *message; /* for a model without experts; NULL: taken */
+    } cases[] = {
+        {{ACTOR TP "2", ACTOR ETP "1"}, RK_ROLE_ACTOR, ACTOR ETP "1 of role actor: expected null"},
+        {{ACTOR TP "2", ACTOR ETP "2"}, RK_ROLE_ACTOR, ACTOR ETP "2 of role actor: expected null"},
+        {{ACTOR TP "2", REF ETP "1"}, RK_ROLE_REF, REF ETP "1 of role ref: expected null"},
+        {{ACTOR TP "2", CRITIC TP "1", CRITIC ETP "1"}, RK_ROLE_CRITIC, NULL},
+        {{ACTOR TP "1", ACTOR ETP "1"}, RK_ROLE_ACTOR, NULL},
+        {{ACTOR TP "2", ACTOR ETP "1"}, RK_ROLE_CRITIC, NULL}, /* the actor's */
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        check_layers_of(cases[i].changes, cases[i].role, QWEN3, cases[i].message);
+        check_layers_of(cases[i].changes, cases[i].role, MIXTRAL, NULL);
+        check_layers_of(cases[i].changes, cases[i].role, "{}", NULL); /* a model elsewhere */
+    }
+}
+
+#define KEEP   "megatron.override_transformer_config.moe_keep_dispatched="
+#define AUX    "megatron.override_transformer_config.moe_aux_loss_coeff="
+#define Z      "megatron.override_transformer_config.moe_z_loss_coeff="
+#define BIAS   "megatron.override_transformer_config.moe_router_enable_expert_bias="
+#define FREEZE "model.override_config.moe_config.freeze_moe_router="
+#define REPLAY "megatron.router_replay.mode="
+#define ROUTES ROLLOUT "enable_rollout_routing_replay="
+
+/* Families with experts, whose layers are all dense, and one whose last layer is not. */
+#define MOE_CONFIG   "{\"num_hidden_layers\": 8, \"model_type\": \"qwen3_moe\", \"num_experts\": 8, "
+#define STEP_DENSE   MOE_CONFIG "\"decoder_sparse_step\": 9}"
+#define STEP_SPARSE  MOE_CONFIG "\"decoder_sparse_step\": 8}"
+#define LISTED_DENSE MOE_CONFIG "\"mlp_only_layers\": [0, 1, 2, 3, 4, 5, 6, 7]}"
+#define FIRST_DENSE                                                                         \
+    "{\"num_hidden_layers\": 8, \"model_type\": \"deepseek_v3\", \"n_routed_experts\": 8, " \
+    "\"first_k_dense_replace\": 8}"
+
+/* A key of layers of experts, and the role that has it. */
+struct expert_case {
+    uint32_t role;
+    const char *change, *off; /* with a value that has an effect, and with one that has none */
+    const char *message;
+};
+
+static void check_expert_case(const struct expert_case *c, const char *change, const char *text,
+                              const char *message)
+{
+    check_layers_of((const char *const[MAX_CHANGES]){change}, c->role, text, message);
+}
+
+/* Goal: a role whose model has no experts is refused with every key of them of its own, and not with the
+ * values that switch them off; a role whose model has experts takes them. */
+static void test_keys_of_experts_are_refused_without_experts(void **state)
+{
+    static const struct expert_case cases[] = {
+        {RK_ROLE_ACTOR, ACTOR ETP "2", ACTOR ETP "1", ACTOR ETP "2 of role actor: expected null or 1"},
+        {RK_ROLE_REF, REF ETP "2", REF ETP "null", REF ETP "2 of role ref: expected null or 1"},
+        {RK_ROLE_ACTOR, ACTOR KEEP "true", ACTOR KEEP "false",
+         ACTOR KEEP "true of role actor: expected false"},
+        {RK_ROLE_CRITIC, CRITIC KEEP "true", CRITIC KEEP "false",
+         CRITIC KEEP "true of role critic: expected false"},
+        {RK_ROLE_CRITIC, ACTOR KEEP "true", ACTOR KEEP "true", NULL}, /* the actor's */
+        {RK_ROLE_ACTOR, ACTOR AUX "0.25", ACTOR AUX "0", ACTOR AUX "0.25 of role actor: expected 0"},
+        {RK_ROLE_CRITIC, CRITIC AUX "1", CRITIC AUX "null", CRITIC AUX "1 of role critic: expected 0"},
+        {RK_ROLE_ACTOR, ACTOR Z "0.5", ACTOR Z "0.0", ACTOR Z "0.5 of role actor: expected 0"},
+        {RK_ROLE_CRITIC, CRITIC Z "0.5", CRITIC Z "null", CRITIC Z "0.5 of role critic: expected 0"},
+        {RK_ROLE_ACTOR, ACTOR BIAS "true", ACTOR BIAS "false",
+         ACTOR BIAS "true of role actor: expected false"},
+        {RK_ROLE_CRITIC, CRITIC BIAS "true", CRITIC BIAS "false",
+         CRITIC BIAS "true of role critic: expected false"},
+        {RK_ROLE_ACTOR, "actor_rollout_ref." FREEZE "true", "actor_rollout_ref." FREEZE "false",
+         "actor_rollout_ref." FREEZE "true of role actor: expected false"},
+        {RK_ROLE_CRITIC, CRITIC FREEZE "true", CRITIC FREEZE "false",
+         CRITIC FREEZE "true of role critic: expected false"},
+        {RK_ROLE_ACTOR, ACTOR REPLAY "R2", ACTOR REPLAY "disabled",
+         ACTOR REPLAY "R2 of role actor: expected disabled"},
+        {RK_ROLE_REF, REF REPLAY "R3", REF REPLAY "disabled", REF REPLAY "R3 of role ref: expected disabled"},
+        {RK_ROLE_ROLLOUT, ROUTES "true", ROUTES "false", ROUTES "true of role rollout: expected false"},
+        {RK_ROLE_ROLLOUT, ACTOR KEEP "true", ACTOR KEEP "true", NULL},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        check_expert_case(&cases[i], cases[i].change, QWEN3, cases[i].message);
+        check_expert_case(&cases[i], cases[i].off, QWEN3, NULL);
+        check_expert_case(&cases[i], cases[i].change, STEP_DENSE, cases[i].message);
+        check_expert_case(&cases[i], cases[i].change, LISTED_DENSE, cases[i].message);
+        check_expert_case(&cases[i], cases[i].change, FIRST_DENSE, cases[i].message);
+        check_expert_case(&cases[i], cases[i].change, STEP_SPARSE, NULL);
+        check_expert_case(&cases[i], cases[i].change, MIXTRAL, NULL);
+        check_expert_case(&cases[i], cases[i].change, "{}", NULL); /* a model elsewhere */
     }
 }
 
@@ -527,6 +630,8 @@ int main(void)
         cmocka_unit_test(test_rollout_experts_check_names_key_value_and_tp),
         cmocka_unit_test(test_pipeline_check_needs_stages),
         cmocka_unit_test(test_check_layers_names_the_nearest_cut),
+        cmocka_unit_test(test_ranks_of_an_expert_are_refused_without_experts),
+        cmocka_unit_test(test_keys_of_experts_are_refused_without_experts),
         cmocka_unit_test(test_rollout_shares_weights_where_its_mesh_is_the_actors),
         cmocka_unit_test(test_set_layout_writes_the_options_of_init_model),
         cmocka_unit_test(test_roles_have_the_keys_of_a_mesh),

@@ -131,6 +131,8 @@ static const struct refused_case refused_cases[] = {
     {{"numerics=strict", ACTOR "old_log_prob=rollout", TP2, ROLLOUT "expert_parallel_size=2"},
      ACTOR "old_log_prob=rollout contradicts " ROLLOUT "expert_parallel_size=2 with " MESH
            "expert_tensor_parallel_size=2"},
+    {{"numerics=strict", ACTOR "old_log_prob=rollout", TP2, MESH "expert_tensor_parallel_size=1"},
+     MESH "expert_tensor_parallel_size=1 (expected null"},
 };
 
 static void test_contradictions_are_refused(void **state)

@@ -311,11 +311,15 @@ static void test_verl_keys_go_to_rankds(void **state)
                                        "global_profiler.tool=torch",
                                        "global_profiler.steps=[2,5]",
                                        RK_JOB_ACTOR "profiler.enable=True",
+                                       RK_JOB_ACTOR "router_replay.mode=R2",
+                                       RK_JOB_REF "router_replay.mode=R3",
                                        NULL};
     struct rk_config *job;
 
     (void)state;
     assert_ok(load(&job, args));
+    assert_string_equal(rk_config_string(job, RK_JOB_ACTOR RK_KNOB_REPLAY), "R2");
+    assert_string_equal(rk_config_string(job, RK_JOB_REF RK_KNOB_REPLAY), "R3");
     assert_true(rk_config_real(job, RK_JOB_ACTOR "optim.clip_grad") == 0.5);
     assert_string_equal(rk_config_string(job, RK_JOB_ACTOR "optim.lr_decay_style"), "cosine");
     assert_string_equal(rk_config_string(job, RK_JOB_ACTOR "megatron.dtype"), "float32");
@@ -455,6 +459,21 @@ static void test_docs_verl_is_made_of_the_table(void **state)
     rk_free(path);
 }
 
+/* Goal: the page has one row for the mode of the actor and of ref, which are taken, and none that refuses
+ * them; it refuses those of roles without replay. */
+static void test_page_refuses_no_mode_that_is_taken(void **state)
+{
+    struct rk_str page = {0};
+
+    (void)state;
+    rk_job_format_verl_keys(&page);
+    assert_non_null(strstr(rk_str_text(&page), "| `" RK_JOB_ACTOR "router_replay.mode` | any | taken |"));
+    assert_non_null(strstr(rk_str_text(&page), "| `" RK_JOB_REF "router_replay.mode` | any | taken |"));
+    assert_null(strstr(rk_str_text(&page), "| `" RK_JOB_MODELS "*.router_replay.mode`"));
+    assert_non_null(strstr(rk_str_text(&page), "| `critic*.router_replay.mode` | any | refused |"));
+    rk_str_fini(&page);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -466,6 +485,7 @@ int main(void)
         cmocka_unit_test(test_misspelt_keys_are_refused),
         cmocka_unit_test(test_verl_key_in_a_file_is_refused_with_its_line),
         cmocka_unit_test(test_docs_verl_is_made_of_the_table),
+        cmocka_unit_test(test_page_refuses_no_mode_that_is_taken),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -380,6 +380,7 @@ static void test_dense_model_is_refused(void **state)
         {MODE("R3"), "megatron.router_replay.mode=R3"},
         {MODE("R2"), "megatron.router_replay.mode=R2"},
         {"\"megatron.router_replay.compares\": true", "megatron.router_replay.compares=true"},
+        {"\"megatron.router_replay.compares\": true", "rollout.enable_rollout_routing_replay=true"},
         {"\"plan_only\": true, " MODE("R3"), "megatron.router_replay.mode=R3"},
     };
     struct test_cluster cluster;
