@@ -234,6 +234,13 @@ static struct rk_status *find_tensor(const struct rk_hf_dir *dir, const char *na
     return NULL;
 }
 
+/* Of a parameter that has another name in some files, as part of a stack. */
+static struct rk_status *tell_missing(const struct rk_hf_dir *dir, const struct rk_param *param)
+{
+    return RK_FAIL(RK_NOT_FOUND, "tensor '%s' is in no weight file of '%s', and neither is the stack '%s'",
+                   param->name, dir->path, param->stack.name);
+}
+
 static int64_t num_scales(int64_t size)
 {
     return (size + RK_HF_SCALE_BLOCK - 1) / RK_HF_SCALE_BLOCK;
@@ -276,6 +283,8 @@ struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const struct rk_pa
 
     *out = (struct rk_hf_tensor){0};
     name = find_name(dir, param, &out->is_stack);
+    if (!name && *param->stack.name)
+        return tell_missing(dir, param);
     RK_TRY(find_tensor(dir, name ? name : param->name, &out->file, &out->tensor));
     return out->tensor->dtype == RK_DTYPE_F8E4M3 ? find_scale(dir, out) : NULL;
 }

@@ -2,6 +2,7 @@
  * of tokens. Values against Hugging Face: tests/golden. */
 #include "tests/support/test.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -160,6 +161,15 @@ static void test_check_of_groups_names_what_does_not_fit(void **state)
 #define QWEN2_MOE      CONFIG("qwen2_moe", ", \"mlp_only_layers\": [0]")
 #define QWEN2_MOE_TIED CONFIG("qwen2_moe", ", \"mlp_only_layers\": [0], \"tie_word_embeddings\": true")
 #define QWEN3_MOE      CONFIG("qwen3_moe", "")
+#define MIXTRAL        CONFIG("mixtral", ", \"num_local_experts\": 4")
+#define DEEPSEEK                                                                                 \
+    "{\"model_type\": \"deepseek_v3\", \"hidden_size\": 32, \"intermediate_size\": 24,"          \
+    " \"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 4,"         \
+    " \"vocab_size\": 61, \"max_position_embeddings\": 96, \"initializer_range\": 0.3,"          \
+    " \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 12, \"n_routed_experts\": 4,"       \
+    " \"n_shared_experts\": 1, \"n_group\": 1, \"topk_group\": 1, \"first_k_dense_replace\": 1," \
+    " \"kv_lora_rank\": 12, \"q_lora_rank\": null, \"qk_nope_head_dim\": 6,"                     \
+    " \"qk_rope_head_dim\": 4, \"v_head_dim\": 8}"
 
 static struct rk_test_model open_model(const char *config, rk_dtype_t dtype, rk_numerics_t numerics)
 {
@@ -173,7 +183,8 @@ static struct rk_test_model open_model(const char *config, rk_dtype_t dtype, rk_
 
 /* --- files --- */
 
-/* A weight file of a model; with `stacks` the experts are stacked tensors. */
+/* A weight file of a model; with `stacks` the experts are stacked tensors, and routers have the name that
+ * files with stacks give them. */
 struct file_spec {
     bool stacks;
     const char *drop;    /* a tensor to leave out */
@@ -210,6 +221,11 @@ static void list_tensors(struct file *file, const struct rk_model *model, const 
                                     .rank = param->rank,
                                     .shape = {param->shape[0], param->shape[1]}};
 
+        if (param->flags & RK_PARAM_WIDE)
+            entry.shape[0] = rk_param_num_values(param);
+        if (spec->stacks && strstr(param->name, "block_sparse_moe.gate.weight"))
+            entry.name = param->name[strlen("model.layers.")] == '0' ? "model.layers.0.mlp.gate.weight"
+                                                                     : "model.layers.1.mlp.gate.weight";
         if (spec->stacks && *param->stack.name)
             entry = (struct rk_st_entry){.name = param->stack.name,
                                          .dtype = RK_DTYPE_F64,
@@ -228,22 +244,42 @@ static int64_t elements_of(const struct rk_st_entry *entry)
     return count;
 }
 
-/* The values of the model; those of stacks by explicit indices: gate rows first, then up, for each expert. */
+static int64_t layer_of(const char *name)
+{
+    const char *layer = strstr(name, "layers.");
+
+    return layer ? strtol(layer + strlen("layers."), NULL, 10) : -1;
+}
+
+/* Whether a stack has the matrix of an expert; else whether the tensor is the parameter. */
+static bool has_param(const struct rk_st_entry *entry, const struct rk_param *param, bool is_down)
+{
+    if (entry->rank < 3)
+        return strcmp(param->name, entry->name) == 0 ||
+               (strstr(param->name, ".gate.weight") && strstr(entry->name, "mlp.gate.weight") &&
+                layer_of(param->name) == layer_of(entry->name));
+    return strstr(param->name, ".experts.") && layer_of(param->name) == layer_of(entry->name) &&
+           strstr(entry->name, is_down ? "down_proj" : "gate_up_proj");
+}
+
+/* The values of the model; those of stacks by explicit indices: gate rows first, then up, for each expert.
+ * Mixtral's w1, w2 and w3 are gate, down and up. */
 static void fill(double *values, const struct rk_st_entry *entry, struct rk_model *model)
 {
     for (int64_t i = 0; i < rk_model_num_params(model); i++) {
         const struct rk_param *param = rk_model_param_at(model, i);
         const char *expert = strstr(param->name, ".experts.");
-        int64_t offset = 0, number = expert ? expert[9] - '0' : 0;
+        bool is_down = strstr(param->name, "down_proj") || strstr(param->name, ".w2.");
+        bool is_up = strstr(param->name, "up_proj") || strstr(param->name, ".w3.");
+        int64_t offset = 0;
 
-        if (strcmp(param->name, entry->name) != 0 &&
-            (!expert || strncmp(entry->name, param->name, (size_t)(expert - param->name + 9)) != 0 ||
-             !strstr(entry->name, strstr(param->name, "down_proj") ? "down_proj" : "gate_up_proj") ||
-             entry->rank != 3))
+        if (!has_param(entry, param, is_down))
             continue;
+        if (param->flags & RK_PARAM_WIDE)
+            continue; /* zeros, as the model's */
         if (entry->rank == 3)
-            offset = number * entry->shape[1] * entry->shape[2];
-        if (entry->rank == 3 && strstr(param->name, "up_proj"))
+            offset = strtol(expert + strlen(".experts."), NULL, 10) * entry->shape[1] * entry->shape[2];
+        if (entry->rank == 3 && is_up)
             offset += entry->shape[1] / 2 * entry->shape[2];
         assert_ok(rk_model_gather_param(model, i, RK_PARAM_VALUE, values + offset));
     }
@@ -289,7 +325,7 @@ static void assert_same_values(struct rk_model *a, struct rk_model *b)
 /* Goal: a file whose experts are stacks gives the same values as one with separate tensors. */
 static void test_load_of_stacks_gives_each_expert_its_rows(void **state)
 {
-    static const char *const configs[] = {QWEN2_MOE, QWEN3_MOE};
+    static const char *const configs[] = {QWEN2_MOE, QWEN3_MOE, MIXTRAL, DEEPSEEK};
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(configs); i++) {
@@ -320,6 +356,8 @@ static const struct defect defects[] = {
     {{.stacks = true, .drop = LAYER "experts.down_proj"},
      RK_NOT_FOUND,
      "'" LAYER "experts.0.down_proj.weight'"},
+    {{.stacks = true, .drop = LAYER "experts.down_proj"}, RK_NOT_FOUND, "'" LAYER "experts.down_proj'"},
+    {{.stacks = true, .drop = LAYER "experts.gate_up_proj"}, RK_NOT_FOUND, "'" LAYER "experts.gate_up_proj'"},
     {{.drop = LAYER "gate.weight"}, RK_NOT_FOUND, "'" LAYER "gate.weight'"},
     {{.reshape = LAYER "gate.weight"}, RK_INVALID_ARGUMENT, "shape [5, 32], expected [4, 32]"},
     {{.reshape = LAYER "shared_expert_gate.weight"}, RK_INVALID_ARGUMENT, "shape [2, 32], expected [1, 32]"},
