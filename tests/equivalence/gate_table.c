@@ -147,6 +147,7 @@ const struct rk_gate_layout rk_gate_layouts[] = {
     {"d4e2_m2_recompute3", .dp = 4, .ep = 2, MICRO(2), .recompute_num_layers = 3},
     {"t2d2e2_m2_strict", .tp = 2, .dp = 2, .ep = 2, MICRO(2), .is_strict = true},
     {"t2sd2e2_rounds", .tp = 2, SP, .dp = 2, .ep = 2, .moe_dispatch_tokens = 16},
+    {"t2sd4e4_m2", .tp = 2, SP, .dp = 4, .ep = 4, MICRO(2)},
     {"c2e2", .cp = 2, .ep = 2},
     {"c2d2e4_m2", .cp = 2, .dp = 2, .ep = 4, MICRO(2)},
     {"p2d2e2_m3", .pp = 2, .dp = 2, .ep = 2, MICRO(3)},

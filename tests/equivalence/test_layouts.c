@@ -141,6 +141,12 @@ static void test_gradient_without_a_sum_is_detected(void **state)
          RK_DTYPE_F32},
         {"d4e2_m2_recompute3", "qwen3_moe_tied", "model.layers.2.mlp.experts.5.down_proj.weight",
          RK_GATE_NO_DP_SUM, RK_DTYPE_F32},
+        {"t2s", "qwen2_moe_value", "model.layers.2.mlp.shared_expert_gate.weight", RK_GATE_NO_TP_SUM,
+         RK_DTYPE_F32},
+        {"t2s", "latent", "model.layers.1.self_attn.kv_a_proj_with_mqa.weight", RK_GATE_NO_TP_SUM,
+         RK_DTYPE_F32},
+        {"t2s", "latent_tied", "model.layers.3.self_attn.kv_a_layernorm.weight", RK_GATE_NO_TP_SUM,
+         RK_DTYPE_F32},
     };
     struct rk_gate_case cases[RK_ARRAY_LEN(rows)];
     int32_t num_possible = 0;
@@ -295,6 +301,10 @@ static void test_strict_outputs_have_the_bits_of_tp_alone(void **state)
         {"mixtral", RK_DTYPE_F32,
          STRICT(.name = "t2sd2_etp1_e4", .tp = 2, .sequence_parallel = true, .dp = 2, .etp = 1, .ep = 4),
          STRICT(.name = "t2d2_etp1_e2", .tp = 2, .dp = 2, .etp = 1, .ep = 2)},
+        {"latent_moe", RK_DTYPE_F32, STRICT(.name = "one"),
+         STRICT(.name = "d4e4_rounds", .dp = 4, .ep = 4, .moe_dispatch_tokens = 5)},
+        {"latent_tied", RK_DTYPE_BF16, STRICT(.name = "t2", .tp = 2),
+         STRICT(.name = "t2sc2p2", .tp = 2, .sequence_parallel = true, .cp = 2, .pp = 2)},
         {"qwen2", RK_DTYPE_F32, STRICT(.name = "t2", .tp = 2),
          STRICT(.name = "t2sc2p2", .tp = 2, .sequence_parallel = true, .cp = 2, .pp = 2)},
     };
