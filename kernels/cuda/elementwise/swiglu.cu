@@ -128,8 +128,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     if (args.num_rows && row >= args.num_rows[0]) /* the whole block */
         return;
     prob = args.probs[row];
-    for (int64_t col = (int64_t)threadIdx.x * RK_TILE_PACK; col < num_cols;
-         col += RK_TILE_FLAT_THREADS * RK_TILE_PACK)
+    for (int64_t col = (int64_t)threadIdx.x * RK_TILE_PACK; col < num_cols; col += blockDim.x * RK_TILE_PACK)
         dprob += swiglu_bwd_pack(args, row, col, num_cols - col, prob, aligned);
     dprob = rk_block_sum(dprob, shared);
     if (threadIdx.x == 0)
@@ -169,6 +168,13 @@ extern "C" struct rk_status *rk_cuda_op_swiglu_fwd(void *dev, void *stream,
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "swiglu_fwd");
 }
 
+/* Of the kernel with probabilities: warps that have columns. The others would add zeros to the sum of a row.
+ */
+static int threads_of_row(int64_t num_cols)
+{
+    return (int)RK_MIN(32 * rk_ceil_div(num_cols, 32 * RK_TILE_PACK), RK_TILE_FLAT_THREADS);
+}
+
 template <class T>
 static void launch_bwd(cudaStream_t stream, const struct rk_swiglu_bwd_args *args, dim3 blocks, bool aligned)
 {
@@ -184,7 +190,7 @@ static void launch_bwd(cudaStream_t stream, const struct rk_swiglu_bwd_args *arg
 
     if (args->probs.data) {
         swiglu_weighted_bwd_kernel<T>
-            <<<blocks.x, RK_TILE_FLAT_THREADS, 0, stream>>>(bwd, args->gate.shape[1], aligned);
+            <<<blocks.x, threads_of_row(args->gate.shape[1]), 0, stream>>>(bwd, args->gate.shape[1], aligned);
         return;
     }
     swiglu_bwd_kernel<T><<<blocks, RK_TILE_FLAT_THREADS, 0, stream>>>(bwd, args->gate.shape[1], aligned);
