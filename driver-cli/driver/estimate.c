@@ -76,20 +76,26 @@ static double expert_weights(const struct rk_json *config)
     return hidden * (double)rk_estimate_num_experts(config) + gate + 3 * hidden * sparse_width(config);
 }
 
-/* By the keys of Qwen and DeepSeek; other families have experts in all layers. */
-static bool is_sparse_layer(const struct rk_json *config, int64_t layer)
+static bool is_sparse_qwen_layer(const struct rk_json *config, int64_t layer)
 {
     const struct rk_json *dense = rk_json_find(config, "mlp_only_layers");
-    bool is_deepseek = rk_json_find(config, "n_routed_experts") != NULL;
     int64_t step = size_at(config, "decoder_sparse_step", 1);
 
-    if (layer < rk_json_as_int(rk_json_find(config, "first_k_dense_replace"), is_deepseek ? 3 : 0))
-        return false;
     for (int64_t i = 0; i < rk_json_count(dense); i++) {
         if (rk_json_as_int(rk_json_at(dense, i), -1) == layer)
             return false;
     }
-    return rk_estimate_num_experts(config) > 0 && step > 0 && (layer + 1) % step == 0;
+    return step > 0 && (layer + 1) % step == 0;
+}
+
+/* The key of the number of experts tells the family; each has other keys of dense layers, or none. */
+static bool is_sparse_layer(const struct rk_json *config, int64_t layer)
+{
+    if (size_at(config, "n_routed_experts", 0) > 0)
+        return layer >= rk_json_as_int(rk_json_find(config, "first_k_dense_replace"), 3);
+    if (size_at(config, "num_experts", 0) > 0)
+        return is_sparse_qwen_layer(config, layer);
+    return size_at(config, "num_local_experts", 0) > 0;
 }
 
 bool rk_estimate_has_experts(const struct rk_json *config)

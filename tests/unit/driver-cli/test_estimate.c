@@ -104,6 +104,24 @@ static void test_estimate_of_sparse_and_latent_models(void **state)
                  (struct layer_cost){187105280 + 1835008 + 9.0 * 44040192, 2 * 128 * 320});
 }
 
+/* Goal: the last layer has experts although keys of other families say that it has none. */
+static void test_keys_of_other_families_have_no_effect(void **state)
+{
+#define LAYERS "{\"num_hidden_layers\": 2, \"mlp_only_layers\": [1], \"decoder_sparse_step\": 3"
+    static const char *const configs[] = {LAYERS ", \"num_local_experts\": 4}",
+                                          LAYERS ", \"n_routed_experts\": 4, \"first_k_dense_replace\": 1}",
+                                          "{\"num_hidden_layers\": 2, \"num_experts\": 4, "
+                                          "\"first_k_dense_replace\": 2}"};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(configs); i++) {
+        struct rk_json *config = parse(configs[i]);
+
+        assert_true(rk_estimate_has_experts(config));
+        rk_json_free(config);
+    }
+}
+
 /* Goal: which layers have experts. */
 static void test_estimate_of_layers_with_and_without_experts(void **state)
 {
@@ -190,6 +208,7 @@ int main(void)
         cmocka_unit_test(test_estimate_of_a_small_model),
         cmocka_unit_test(test_estimate_defaults_of_a_config),
         cmocka_unit_test(test_estimate_of_sparse_and_latent_models),
+        cmocka_unit_test(test_keys_of_other_families_have_no_effect),
         cmocka_unit_test(test_estimate_of_layers_with_and_without_experts),
         cmocka_unit_test(test_estimate_of_an_unknown_model),
     };
