@@ -254,6 +254,16 @@ static struct rk_status *read_yarn_factors(struct rk_rope_scaling *scaling, cons
         where, scaling->attention_factor, scaling->softmax_factor);
 }
 
+/* As in transformers, null stands for the ratio of the two numbers of positions. */
+static struct rk_status *read_yarn_factor(struct rk_rope_scaling *scaling, int64_t max_position_embeddings,
+                                          const struct rk_json *object, const char *where)
+{
+    if (scaling->original_max_position_embeddings == max_position_embeddings)
+        return rk_json_get_f64(object, where, "factor", &scaling->factor);
+    scaling->factor = (double)max_position_embeddings / (double)scaling->original_max_position_embeddings;
+    return rk_json_opt_f64(object, where, "factor", &scaling->factor);
+}
+
 static struct rk_status *read_yarn(struct rk_rope_scaling *scaling, int64_t max_position_embeddings,
                                    const struct rk_json *object, const char *where)
 {
@@ -262,12 +272,12 @@ static struct rk_status *read_yarn(struct rk_rope_scaling *scaling, int64_t max_
     scaling->beta_fast = 32;
     scaling->beta_slow = 1;
     scaling->original_max_position_embeddings = max_position_embeddings;
-    RK_TRY(rk_json_get_f64(object, where, "factor", &scaling->factor));
     RK_TRY(rk_json_opt_f64(object, where, "beta_fast", &scaling->beta_fast));
     RK_TRY(rk_json_opt_f64(object, where, "beta_slow", &scaling->beta_slow));
     RK_TRY(rk_json_opt_bool(object, where, "truncate", &scaling->truncates));
     RK_TRY(rk_json_opt_i64(object, where, "original_max_position_embeddings", 1, SIZE_MAX_I32,
                            &scaling->original_max_position_embeddings));
+    RK_TRY(read_yarn_factor(scaling, max_position_embeddings, object, where));
     RK_TRY(check_factor(scaling, where));
     if (!(scaling->beta_slow > 0) || !(scaling->beta_fast > scaling->beta_slow) ||
         !isfinite(scaling->beta_fast))

@@ -493,6 +493,11 @@ static void test_rope_inv_freq_of_yarn_matches_published_values(void **state)
     rk_rope_table(&rope, 2, cos_table, sin_table);
     assert_below("cos", fabs(cos_table[64] - 1.138629436 * cos(1.0)), RK_TOL_F32_ELEMENT);
     assert_below("sin", fabs(sin_table[64] - 1.138629436 * sin(1.0)), RK_TOL_F32_ELEMENT);
+
+    assert_ok(parse(&config,
+                    "\"max_position_embeddings\": 131072, \"rope_scaling\": {\"rope_type\": \"yarn\","
+                    " \"factor\": null, \"original_max_position_embeddings\": 32768}"));
+    assert_true(config.rope_scaling.factor == 4);
 }
 
 static void test_rope_table_holds_cosines_of_fp32_angles(void **state)
