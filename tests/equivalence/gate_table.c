@@ -79,6 +79,8 @@ const struct rk_gate_model rk_gate_models[] = {
     {"mixtral_aux", SPARSE("mixtral", "false", MIXTRAL), EXPERTS(8), .moe = ROUTER_LOSSES("aux_loss")},
     {"latent_moe_seq_aux", LATENT("false", "\"q_lora_rank\": 27, \"first_k_dense_replace\": 1,"), EXPERTS(8),
      .moe = ROUTER_LOSSES("seq_aux_loss")},
+    {"qwen2_moe_frozen", SPARSE("qwen2_moe", "false", QWEN2_MOE_8), EXPERTS(8),
+     .moe = {.freezes_router = true}},
     {"latent_moe_bias", LATENT("false", "\"q_lora_rank\": null, \"first_k_dense_replace\": 1,"), EXPERTS(8),
      .moe = {.updates_bias = true, .bias_update_rate = 0.02}},
 };
