@@ -17,11 +17,12 @@ full step.
 Layers of experts: transformers holds the matrices of all experts in one tensor; the files have those of each expert,
 under the names that transformers writes, and gradients and steps are given by these names. The router's softmax, fp32 in
 transformers, is computed in fp64, and equal scores are taken by ascending expert, which torch.topk leaves open. Some
-experts have a router of zeros: their scores are exactly equal, so that ties occur, or below all that are taken, so that
-no token comes to them; the script checks that both occur where it says so. DeepSeek's correction bias is no parameter
-of transformers: the file has it, and no step changes it. In bf16 a token that is close to two experts may go to the
-other one: instead of the largest error these models have nmse_bf16.logits, of the median token: the sum of squared
-differences between the stock model in bf16 and the reference, by the sum of squares of the reference.
+experts have a router of zeros (and no correction bias): their scores are exactly equal, so that ties occur, or below all
+that are taken, so that no token comes to them, as to the last of more equal experts than a token takes; the script
+checks that both occur where it says so. DeepSeek's correction bias is no parameter of transformers: the file has it, and
+no step changes it. In bf16 a token that is close to two experts may go to the other one: instead of the largest error
+these models have nmse_bf16.logits, of the median token: the sum of squared differences between the model in bf16, stock
+but for ties, and the reference, by the sum of squares of the reference.
 
 golden.safetensors: tokens, cu_seqlens, labels (I32), logits, log_probs, entropy, loss and (F64) grad.NAME,
 step1.NAME .. step3.NAME, grad_norms. Models with bf16 weights also have error_bf16.logits, .log_probs and .grad (the
@@ -96,11 +97,11 @@ DEEPSEEK = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_
 }
 # Experts whose router is zero: see above.
 ZERO_ROUTERS = {
-    "qwen3_moe_tiny": [4], "qwen3_moe_tiny_tied": [1, 2], "qwen2_moe_tiny": [7, 8], "qwen2_moe_tiny_tied": [0],
-    "mixtral_tiny": [1, 3], "mixtral_tiny_tied": [], "deepseek_v3_tiny": [], "deepseek_v3_tiny_tied": [2, 5],
+    "qwen3_moe_tiny": [4], "qwen3_moe_tiny_tied": [1, 2], "qwen2_moe_tiny": [7, 8], "qwen2_moe_tiny_tied": [0, 3],
+    "mixtral_tiny": [1, 3, 4], "mixtral_tiny_tied": [], "deepseek_v3_tiny": [], "deepseek_v3_tiny_tied": [2, 5, 6],
 }
-HAS_TIES = {"qwen3_moe_tiny_tied", "mixtral_tiny"}
-HAS_UNUSED = {"qwen3_moe_tiny", "qwen2_moe_tiny"}
+HAS_TIES = {"qwen3_moe_tiny_tied", "qwen2_moe_tiny_tied", "mixtral_tiny", "deepseek_v3_tiny_tied"}
+HAS_UNUSED = {"qwen3_moe_tiny", "qwen2_moe_tiny", "mixtral_tiny", "deepseek_v3_tiny_tied"}
 VARIANTS = {
     # config.json of transformers 5; sizes that tp = 4 replicates or pads.
     "llama_tiny": LLAMA
@@ -367,7 +368,9 @@ def make_model(name, config, seed):
             if is_bf16(config):
                 p.copy_(p.bfloat16().float())
         for name, bias in correction_biases(model):
-            bias.copy_(torch.from_numpy((0.05 * rng.standard_normal(tuple(bias.shape))).astype(np.float32)))
+            values = 0.05 * rng.standard_normal(tuple(bias.shape))
+            values[zero_routers] = 0
+            bias.copy_(torch.from_numpy(values.astype(np.float32)))
     return model
 
 
@@ -447,7 +450,8 @@ def errors_of_bf16(model, batch, tensors):
 
 
 def nmse_of_bf16(model, batch, tensors):
-    """How far the logits of a token of the stock bf16 model with experts are from the reference in `tensors`."""
+    """How far the logits of a token of the bf16 model with experts, stock but for ties, are from the reference in
+    `tensors`."""
     inv_freq = model.model.rotary_emb.inv_freq.clone()
     model = model.bfloat16()
     model.model.rotary_emb.inv_freq = inv_freq
@@ -531,6 +535,8 @@ def make(out, name, config):
     family.patch(*family.stock)
     if router:
         family.router.forward = family.stock_router
+        if name in HAS_TIES:
+            install_router(name, config, torch.float32)
         nmse_of_bf16(stock_model, batch, tensors)
     save_file({n: t.detach().contiguous() for n, t in tensors.items()}, out / "golden.safetensors")
 
