@@ -12,14 +12,20 @@
 #define EP         "actor_rollout_ref.actor.megatron.expert_model_parallel_size="
 #define TIMEOUT_MS 1500000
 
-/* A published model, in elements of its parameters; operations of a token in an update, at 4,096 tokens;
- * and its rollout. */
+/* A stage of the actor, in elements of its parameters. */
+struct stage {
+    int64_t index;
+    int64_t whole, split; /* on every rank of the stage; divided by tp */
+    int64_t experts;
+};
+
+/* A published model; operations of a token in an update, at 4,096 tokens; and its rollout. */
 struct shape {
     const char *job;
-    int64_t whole, split; /* on every rank of the actor's stage; divided by its tp */
-    int64_t experts;      /* of the stage */
-    int64_t rope_bytes;   /* of the table of sines and cosines, in f32 */
-    int64_t tp, pp;       /* of the actor */
+    struct stage stages[3]; /* those that are checked */
+    int32_t num_stages;
+    int64_t rope_bytes; /* of the table of sines and cosines, in f32 */
+    int64_t tp, pp;     /* of the actor */
     double operations;
     /* Of a rank of the rollout; 0: there is none. */
     int64_t rollout_elements;
@@ -33,8 +39,8 @@ struct shape {
  * (q and o 2 x 4096 x 2048, k and v 2 x 512 x 2048). Cache: k and v of one head of 128 in 48 layers. */
 static const struct shape qwen = {
     .job = "qwen3-30b-a3b.json",
-    .whole = 30532122624 - 28991029248,
-    .experts = 28991029248,
+    .stages = {{.whole = 30532122624 - 28991029248, .experts = 28991029248}},
+    .num_stages = 1,
     .rope_bytes = 40960LL * 64 * 2 * 4,
     .tp = 1,
     .pp = 1,
@@ -51,8 +57,8 @@ static const struct shape qwen = {
  * parts of a bias of 64) and a norm of 2048. Cache: 576 values in 27 layers. */
 static const struct shape moonlight = {
     .job = "moonlight.json",
-    .whole = 15960113536 - 14394851328,
-    .experts = 14394851328,
+    .stages = {{.whole = 15960113536 - 14394851328, .experts = 14394851328}},
+    .num_stages = 1,
     .rope_bytes = 8192LL * 32 * 2 * 4,
     .tp = 1,
     .pp = 1,
@@ -61,16 +67,23 @@ static const struct shape moonlight = {
     .block_bytes = 16LL * 27 * 576 * 2,
 };
 
-/* A stage of four layers with experts, tp = 8. Whole, of a layer: q_a 1536 x 7168, kv_a 576 x 7168, norms
- * 1536, 512, 7168, 7168, router 256 x 7168, three parts of a bias of 256. Split: q_b 24576 x 1536, kv_b
- * 32768 x 512, o 7168 x 16384, a shared expert of 3 x 7168 x 2048. Experts: 256 of these. Operations: 3 x (3
- * x 2 x 583,467,008, 58 x 2 x 585,302,016, each with 2 x 128 x 320 x 2048, and 2 x 7168 x 129280). Rope:
- * 163,840 positions of 32 angles. */
+/* tp = 8. Whole, of a layer: q_a 1536 x 7168, kv_a 576 x 7168, norms 1536, 512, 7168, 7168; with experts also
+ * router 256 x 7168, three parts of a bias of 256. Split: q_b 24576 x 1536, kv_b 32768 x 512, o 7168 x 16384,
+ * and an MLP of 3 x 7168 x 18432 or a shared expert of 3 x 7168 x 2048. Experts: 256 of these. The first
+ * stage has the embedding and three dense layers, middle stages have four layers with experts, the last one
+ * has two, a norm of 7168 and the head; 129,280 rows of the vocabulary are padded to a multiple of 8 x 128.
+ * Operations: 3 x (3 x 2 x 583,467,008, 58 x 2 x 585,302,016, each with 2 x 128 x 320 x 2048, and 2 x 7168 x
+ * 129280). Rope: 163,840 positions of 32 angles. */
+#define DEEPSEEK_VOCAB (130048LL * 7168)
 static const struct shape deepseek = {
     .job = "deepseek-v3.json",
-    .whole = 4LL * 16990976,
-    .split = 4LL * 216006656,
-    .experts = 4LL * 11274289152,
+    .stages = {{.index = 0, .whole = 3LL * 15155200, .split = 3LL * 568328192 + DEEPSEEK_VOCAB},
+               {.index = 1, .whole = 4LL * 16990976, .split = 4LL * 216006656, .experts = 4LL * 11274289152},
+               {.index = 15,
+                .whole = 2LL * 16990976 + 7168,
+                .split = 2LL * 216006656 + DEEPSEEK_VOCAB,
+                .experts = 2LL * 11274289152}},
+    .num_stages = 3,
     .rope_bytes = 163840LL * 32 * 2 * 4,
     .tp = 8,
     .pp = 16,
@@ -111,12 +124,12 @@ static void assert_elements(int64_t bytes, int64_t elements, int64_t elem_bytes)
 
 /* Weights in bf16, gradients in fp32; masters and two moments in fp32, divided over the replicas: dense
  * parameters have one on every rank of a stage beside tp, experts one for every ep ranks. */
-static void check_actor(const struct expectation *row, const struct rk_json *actor)
+static void check_actor(const struct expectation *row, const struct stage *stage, const struct rk_json *actor)
 {
     const struct shape *shape = row->shape;
-    int64_t stage = row->world / shape->pp;
-    int64_t dense = shape->whole + shape->split / shape->tp, experts = shape->experts / row->ep;
-    int64_t sharded = dense / (stage / shape->tp) + experts / (stage / row->ep);
+    int64_t num_ranks = row->world / shape->pp;
+    int64_t dense = stage->whole + stage->split / shape->tp, experts = stage->experts / row->ep;
+    int64_t sharded = dense / (num_ranks / shape->tp) + experts / (num_ranks / row->ep);
 
     assert_elements(int_at(actor, "planned.parameters") - shape->rope_bytes, dense + experts, 2);
     assert_elements(int_at(actor, "planned.gradients"), dense + experts, 4);
@@ -136,18 +149,21 @@ static void check_rollout(const struct shape *shape, const struct rk_json *rollo
 /* In the plan of all ranks. A round takes twice the rows of even routing. */
 static void check_plan(const struct expectation *row, const struct rk_json *plan)
 {
-    /* The first of the second stage: the first one of DeepSeek-V3 has dense layers. */
-    int64_t rank = row->shape->pp > 1 ? row->world / row->shape->pp : 0;
+    const struct shape *shape = row->shape;
 
     assert_int_equal(rk_json_count(rk_json_find_path(plan, "memory.ranks")), row->world);
     assert_true(rk_json_as_bool(rk_json_find_path(plan, "memory.fits"), false));
     assert_true(rk_json_as_real(rk_json_find_path(plan, "rates.update_flops_per_token"), 0) ==
-                row->shape->operations);
+                shape->operations);
     assert_true(rk_json_as_real(rk_json_find_path(plan, "experts.imbalance"), 0) == 2);
     assert_int_equal(int_at(plan, "experts.experts_per_rank"), int_at(plan, "experts.num_experts") / row->ep);
-    check_actor(row, role_at(plan, rank, 0));
-    if (row->shape->rollout_elements > 0)
-        check_rollout(row->shape, role_at(plan, rank, 1));
+    for (int32_t i = 0; i < shape->num_stages; i++) {
+        const struct stage *stage = &shape->stages[i];
+
+        check_actor(row, stage, role_at(plan, stage->index * (row->world / shape->pp), 0));
+    }
+    if (shape->rollout_elements > 0)
+        check_rollout(shape, role_at(plan, 0, 1));
 }
 
 static void check_case(const struct expectation *row)
