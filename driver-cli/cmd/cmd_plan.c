@@ -242,7 +242,7 @@ static void describe_experts(struct planning *plan)
         return;
     experts->num_tokens = rk_job_micro_tokens(plan->job, &micro, rk_mesh_axis_size(actor->mesh, RK_AXIS_CP));
     if (etp < tp)
-        experts->num_tokens = (experts->num_tokens + tp - 1) / tp;
+        experts->num_tokens = (experts->num_tokens + tp - 1) / tp * etp;
     experts->dispatch_tokens =
         rk_job_int_or(plan->job, RK_JOB_ACTOR RK_KNOB_DISPATCH_TOKENS, 2 * experts->num_tokens);
     experts->keeps_rows = rk_config_bool(plan->job, RK_JOB_ACTOR RK_KNOB_KEEP_DISPATCHED);

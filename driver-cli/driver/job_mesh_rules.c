@@ -153,12 +153,12 @@ static void tell_expert_sizes(struct rk_str *problems, const struct rk_config *j
     rk_str_appendf(problems, ": %s\n", rk_status_message(st));
 }
 
-/* Whole experts, or experts split as all other matrices are. */
+/* Whole experts, or experts split over some or all of the ranks that split other matrices. */
 static bool has_etp(const struct rk_config *job, const struct rk_job_role *role)
 {
     int32_t etp = rk_job_etp(job, role->bit);
 
-    return etp == 1 || etp == rk_job_role_size(job, role->bit, RK_AXIS_TP);
+    return rk_job_role_size(job, role->bit, RK_AXIS_TP) % etp == 0;
 }
 
 /* Of one role. */
@@ -178,7 +178,7 @@ static void check_mesh(const struct rk_config *job, const struct rk_job_role *ro
                        rk_config_string(job, path), bad, bad < world_size ? "comes twice" : "has no daemon",
                        world_size - 1);
     if (!st && bad < 0 && !has_etp(job, role)) {
-        rk_str_appendf(problems, "%s" RK_JOB_ETP "=%d: expected 1, or %s" RK_JOB_TP ", which is %d\n",
+        rk_str_appendf(problems, "%s" RK_JOB_ETP "=%d: expected a divisor of %s" RK_JOB_TP ", which is %d\n",
                        role->section, rk_job_etp(job, role->bit), role->section,
                        rk_job_role_size(job, role->bit, RK_AXIS_TP));
     } else if (!st && bad < 0) {

@@ -30,10 +30,10 @@ struct rk_status *rk_numerics_parse(rk_numerics_t *out, const char *text)
 /* Expert tensor parallelism equals tp unless it is set. */
 static struct rk_status *check_axes(const struct rk_mesh *mesh)
 {
-    int32_t etp = rk_mesh_axis_size(mesh, RK_AXIS_ETP);
+    int32_t etp = rk_mesh_axis_size(mesh, RK_AXIS_ETP), tp = rk_mesh_axis_size(mesh, RK_AXIS_TP);
 
-    if (etp > 1 && etp != rk_mesh_axis_size(mesh, RK_AXIS_TP))
-        return RK_FAIL(RK_UNIMPLEMENTED, "mesh axis etp=%d is not implemented, expected 1 or tp", etp);
+    if (tp % etp != 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "mesh axis etp=%d: expected a divisor of tp=%d", etp, tp);
     return NULL;
 }
 

@@ -256,14 +256,15 @@ int64_t rk_params_find(const struct rk_param_table *table, const char *name)
     return -1;
 }
 
-struct rk_status *rk_params_check_divides(const struct rk_param_table *table, const char *what, int64_t size)
+struct rk_status *rk_params_check_divides(const struct rk_param_table *table, rk_axis_t axis,
+                                          const char *what, int64_t size)
 {
-    int32_t tp_size = rk_params_tp_size(table), nearest = tp_size;
+    int32_t num_ranks = rk_mesh_axis_size(table->mesh, axis), nearest = num_ranks;
 
-    if (size % tp_size == 0)
+    if (size % num_ranks == 0)
         return NULL;
     while (size % nearest != 0)
         nearest--;
-    return RK_FAIL(RK_INVALID_ARGUMENT, "%s=%lld is not divisible by tp=%d; the nearest divisor is tp=%d",
-                   what, (long long)size, tp_size, nearest);
+    return RK_FAIL(RK_INVALID_ARGUMENT, "%s=%lld is not divisible by %s=%d; the nearest divisor is %s=%d",
+                   what, (long long)size, rk_axis_name(axis), num_ranks, rk_axis_name(axis), nearest);
 }

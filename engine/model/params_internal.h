@@ -59,9 +59,10 @@ int64_t rk_params_align(int32_t num_shards);
 struct rk_status *rk_params_lay_out(struct rk_param_table *table) RK_NODISCARD;
 void rk_params_fini(struct rk_param_table *table);
 int64_t rk_params_find(const struct rk_param_table *table, const char *name); /* -1 when absent */
-/* INVALID_ARGUMENT "`what`=SIZE is not divisible by tp=N", prefixed with the parameters' owner. */
-struct rk_status *rk_params_check_divides(const struct rk_param_table *table, const char *what,
-                                          int64_t size) RK_NODISCARD;
+/* INVALID_ARGUMENT "`what`=SIZE is not divisible by tp=N", prefixed with the parameters' owner; axis: tp or
+ * etp. */
+struct rk_status *rk_params_check_divides(const struct rk_param_table *table, rk_axis_t axis,
+                                          const char *what, int64_t size) RK_NODISCARD;
 
 /* A rank's index in its group of each gradient group. */
 struct rk_shard_places {

@@ -14,6 +14,7 @@ static void fill_pass(const struct rk_model_core *core, struct rk_pass *pass)
         .side = core->side.stream ? &core->side : NULL,
         .tp = rk_mesh_comms_group(core->mesh, RK_GROUP_TP),
         .ep = rk_mesh_comms_group(core->mesh, RK_GROUP_EP),
+        .etp = rk_mesh_comms_group(core->mesh, RK_GROUP_ETP),
         .dtype = core->dtype,
         .stat_dtype = core->dtype == RK_DTYPE_F64 ? RK_DTYPE_F64 : RK_DTYPE_F32,
         .grad_dtype = core->dtype == RK_DTYPE_F64 ? RK_DTYPE_F64 : RK_DTYPE_F32,

@@ -80,7 +80,7 @@ static struct rk_status *check_heads(const struct rk_model_config *config,
 {
     int64_t num_kv_heads = config->num_kv_heads, tp = rk_params_tp_size(params);
 
-    RK_TRY(rk_params_check_divides(params, "num_attention_heads", config->num_heads));
+    RK_TRY(rk_params_check_divides(params, RK_AXIS_TP, "num_attention_heads", config->num_heads));
     if (num_kv_heads % tp != 0 && tp % num_kv_heads != 0)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "num_key_value_heads=%lld is neither a multiple nor a divisor of tp=%lld",

@@ -121,7 +121,7 @@ struct rk_status *rk_latent_declare(struct rk_block *block, struct rk_param_tabl
     double factor = config->rope_scaling.type == RK_ROPE_YARN ? config->rope_scaling.softmax_factor : 1.0;
 
     RK_ASSERT(shape->kv_lora_rank > 0);
-    RK_TRY(rk_params_check_divides(params, "num_attention_heads", config->num_heads));
+    RK_TRY(rk_params_check_divides(params, RK_AXIS_TP, "num_attention_heads", config->num_heads));
     latent->num_heads = config->num_heads / rk_params_tp_size(params);
     latent->q_rank = shape->q_lora_rank;
     latent->kv_rank = shape->kv_lora_rank;

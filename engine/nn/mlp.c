@@ -53,7 +53,7 @@ static struct rk_status *swiglu_declare(struct rk_block *block, struct rk_param_
         .rows = config->hidden_size, .cols = config->intermediate_size, .split_dim = 1};
     long long layer = (long long)site->layer;
 
-    RK_TRY(rk_params_check_divides(params, "intermediate_size", config->intermediate_size));
+    RK_TRY(rk_params_check_divides(params, RK_AXIS_TP, "intermediate_size", config->intermediate_size));
     mlp->intermediate_size = config->intermediate_size / rk_params_tp_size(params);
     mlp->gate_up.rows = 2 * mlp->intermediate_size;
     mlp->gate_up.cols = config->hidden_size;

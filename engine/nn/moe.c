@@ -10,9 +10,10 @@
  * parallelism every rank receives its rows). The gradients of probabilities, and therefore those of the
  * router, are summands too.
  *
- * With etp=1 and tp > 1 every expert keeps its whole width, and each tp rank routes its own rows of the
- * residual stream; the shared expert is split over tp as before. The gradient of the router is again a
- * summand: that of the rank's rows.
+ * With etp < tp and sequence parallelism the width of an expert is split over etp ranks of tp only, and these
+ * route their own rows of the residual stream: with etp=1 each tp rank has whole experts and routes its
+ * rows, otherwise the etp ranks gather their rows, and results are summands of a sum over them. The shared
+ * expert is split over tp as before. The gradient of the router is again a summand: that of these rows.
  *
  * With ep > 1 the rows are exchanged with the ranks of their experts (moe_exchange.c); the shared expert
  * computes meanwhile.
@@ -33,10 +34,23 @@ static struct rk_pass pass_of_experts(const struct rk_pass *pass, const struct r
     struct rk_pass experts = *pass;
 
     if (moe->is_by_rows) {
-        experts.num_tokens = pass->num_rows;
-        experts.routes.begin = pass->splits_rows ? rk_comm_group_rank(pass->tp) * pass->num_rows : 0;
+        int32_t etp_size = rk_comm_group_size(pass->etp);
+
+        experts.num_tokens = pass->splits_rows ? etp_size * pass->num_rows : pass->num_rows;
+        experts.routes.begin =
+            pass->splits_rows ? rk_comm_group_rank(pass->tp) / etp_size * experts.num_tokens : 0;
     }
     return experts;
+}
+
+/* A copy of it for gathering and sums over the ranks that split an expert. */
+static struct rk_pass pass_of_parts(const struct rk_pass *experts)
+{
+    struct rk_pass parts = *experts;
+
+    parts.tp = experts->etp;
+    parts.splits_rows = experts->splits_rows && rk_comm_group_size(parts.tp) > 1;
+    return parts;
 }
 
 static bool exchanges(const struct rk_pass *pass, const struct rk_moe *moe)
@@ -222,7 +236,22 @@ static struct rk_status *add_sum(const struct rk_pass *pass, rk_tensor_t tokens,
     return rk_axpby(pass->stream, &(struct rk_axpby_args){.y = out, .x = rows, .alpha = 1, .beta = 1});
 }
 
-/* The routed experts over the rows of this rank, the shared one over all tokens. */
+/* The routed experts: over the rows of the etp ranks that split them. */
+static struct rk_status *experts_fwd_by_rows(const struct rk_pass *experts, const struct rk_block *block,
+                                             rk_tensor_t x, struct rk_moe_saved *saved, rk_tensor_t out,
+                                             rk_reduce_op_t op, const struct rk_moe_beside *beside)
+{
+    struct rk_pass parts = pass_of_parts(experts);
+    rk_tensor_t y = {0};
+
+    RK_TRY(rk_sp_gather(&parts, x, &x));
+    if (out.data)
+        RK_TRY(rk_sp_begin_sum(&parts, out, &y));
+    RK_TRY(experts_fwd(experts, block, x, saved, y, beside));
+    return out.data ? rk_sp_sum(&parts, y, out, op) : NULL;
+}
+
+/* Routed experts, and the shared one over all tokens. */
 static struct rk_status *forward_by_rows(const struct rk_pass *pass, const struct rk_block *block,
                                          struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t out,
                                          rk_reduce_op_t op)
@@ -238,7 +267,7 @@ static struct rk_status *forward_by_rows(const struct rk_pass *pass, const struc
         RK_TRY(rk_sp_gather(pass, x, &shared.x));
         RK_TRY(rk_moe_shared_fwd_begin(&shared));
     }
-    RK_TRY(experts_fwd(&experts, block, x, saved, out, is_beside ? &beside : NULL));
+    RK_TRY(experts_fwd_by_rows(&experts, block, x, saved, out, op, is_beside ? &beside : NULL));
     if (moe->shared.intermediate_size == 0)
         return NULL;
     if (!is_beside)
@@ -256,7 +285,7 @@ static struct rk_status *moe_forward(struct rk_pass *pass, const struct rk_block
     /* strict: the sum of a row must not depend on the number of rows. */
     rk_reduce_op_t op = pass->is_strict ? RK_REDUCE_ORDERED_SUM : RK_REDUCE_SUM;
     const struct rk_moe *moe = block->own;
-    bool is_by_rows = moe->has_whole && (pass->is_strict || !rk_moe_is_divided(pass, moe));
+    bool is_by_rows = moe->is_wide && (pass->is_strict || !rk_moe_is_divided(pass, moe));
     struct rk_step_mark mark;
 
     RK_TRY(make_saved(pass, block, block_saved));
@@ -344,6 +373,21 @@ static struct rk_status *backward_by_tokens(const struct rk_pass *pass, const st
     return rk_sp_sum(pass, dtokens, dx, RK_REDUCE_SUM);
 }
 
+static struct rk_status *experts_bwd_by_rows(const struct rk_pass *experts, const struct rk_block *block,
+                                             const struct rk_moe_saved *saved, rk_tensor_t x,
+                                             rk_tensor_t dout, rk_tensor_t dx,
+                                             const struct rk_moe_beside *beside)
+{
+    struct rk_pass parts = pass_of_parts(experts);
+    rk_tensor_t dtokens;
+
+    RK_TRY(rk_sp_gather(&parts, x, &x));
+    RK_TRY(rk_sp_gather(&parts, dout, &dout));
+    RK_TRY(rk_sp_begin_sum(&parts, dx, &dtokens));
+    RK_TRY(experts_bwd(experts, block, saved, x, dout, dtokens, beside));
+    return rk_sp_sum(&parts, dtokens, dx, RK_REDUCE_SUM);
+}
+
 static struct rk_status *backward_by_rows(const struct rk_pass *pass, const struct rk_block *block,
                                           const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t dout,
                                           rk_tensor_t dx)
@@ -360,7 +404,7 @@ static struct rk_status *backward_by_rows(const struct rk_pass *pass, const stru
         RK_TRY(rk_sp_gather(pass, dout, &shared.dy));
         RK_TRY(rk_moe_shared_bwd_begin(&shared));
     }
-    RK_TRY(experts_bwd(&experts, block, saved, x, dout, dx, is_beside ? &beside : NULL));
+    RK_TRY(experts_bwd_by_rows(&experts, block, saved, x, dout, dx, is_beside ? &beside : NULL));
     if (moe->shared.intermediate_size == 0)
         return NULL;
     if (!is_beside) {
@@ -380,7 +424,7 @@ static struct rk_status *moe_backward(struct rk_pass *pass, const struct rk_bloc
     const struct rk_moe *moe = block->own;
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
 
-    RK_TRY(moe->has_whole && !rk_moe_is_divided(pass, moe)
+    RK_TRY(moe->is_wide && !rk_moe_is_divided(pass, moe)
                ? backward_by_rows(pass, block, block_saved, x, dout, dx)
                : backward_by_tokens(pass, block, block_saved, x, dout, dx));
     rk_step_arena_release(pass->arena, mark);

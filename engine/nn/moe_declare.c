@@ -217,7 +217,7 @@ static void declare_rows(struct rk_block *block)
     list[RK_MOE_DROWS] = of_rows(moe, "drows", RK_ACTIVATION_BACKWARD, moe->hidden_size);
     list[RK_MOE_DROW_PROBS] = of_rows(moe, "drow_probs", RK_ACTIVATION_BACKWARD, 1);
     list[RK_MOE_DROW_PROBS].is_stat = true;
-    if (moe->gate_up.num_experts < moe->config.num_experts && (!moe->has_whole || moe->is_by_rows)) {
+    if (moe->gate_up.num_experts < moe->config.num_experts && (!moe->is_wide || moe->is_by_rows)) {
         declare_received(block); /* the experts work on the rows of an exchange */
         return;
     }
@@ -259,24 +259,33 @@ static struct rk_status *check_kept_rows(const struct rk_model_layout *layout, i
     return NULL;
 }
 
-static struct rk_status *check_mesh(const struct rk_param_table *params, const struct rk_moe_config *config)
+/* That etp divides tp is checked with the model. */
+static struct rk_status *check_etp(const struct rk_param_table *params)
 {
     int32_t tp_size = rk_params_tp_size(params), etp_size = rk_mesh_axis_size(params->mesh, RK_AXIS_ETP);
-    int32_t ep_size = rk_mesh_axis_size(params->mesh, RK_AXIS_EP);
 
-    if (etp_size != tp_size && !(etp_size == 1 && (params->splits_rows || rk_mesh_ep_is_tp(params->mesh))))
+    if (etp_size < tp_size && !params->splits_rows && !rk_mesh_ep_is_tp(params->mesh))
         return RK_FAIL(RK_UNIMPLEMENTED,
-                       "mesh axis etp=%d with tp=%d, expected etp=%d, or etp=1 and either ep=%d or "
-                       "megatron.sequence_parallel=true",
+                       "etp=%d (expert_tensor_parallel_size) with tp=%d: expected etp=%d, or "
+                       "megatron.sequence_parallel=true, or etp=1 with ep=%d",
                        etp_size, tp_size, tp_size, tp_size);
+    return NULL;
+}
+
+static struct rk_status *check_mesh(const struct rk_param_table *params, const struct rk_moe_config *config)
+{
+    int32_t ep_size = rk_mesh_axis_size(params->mesh, RK_AXIS_EP);
+    bool is_wide = rk_mesh_axis_size(params->mesh, RK_AXIS_ETP) < rk_params_tp_size(params);
+
+    RK_TRY(check_etp(params));
     if (config->num_experts % ep_size != 0)
         return RK_FAIL(
             RK_INVALID_ARGUMENT,
             "ep=%d (expert_model_parallel_size): expected a divisor of the %lld experts of a layer", ep_size,
             (long long)config->num_experts);
-    if (etp_size > 1)
-        RK_TRY(rk_params_check_divides(params, "moe_intermediate_size", config->intermediate_size));
-    return rk_params_check_divides(params, "shared_expert_intermediate_size",
+    RK_TRY(rk_params_check_divides(params, is_wide ? RK_AXIS_ETP : RK_AXIS_TP, "moe_intermediate_size",
+                                   config->intermediate_size));
+    return rk_params_check_divides(params, RK_AXIS_TP, "shared_expert_intermediate_size",
                                    config->shared_intermediate_size);
 }
 
@@ -296,9 +305,9 @@ struct rk_status *rk_moe_declare(struct rk_block *block, struct rk_param_table *
     moe->dispatch_rows = at->layout->moe_dispatch_tokens * config->num_experts_per_tok;
     moe->hidden_size = at->config->hidden_size;
     moe->first_expert = first_expert(&site, config);
-    moe->has_whole = etp_size < rk_params_tp_size(params);
-    moe->is_by_rows = moe->has_whole && params->splits_rows;
-    moe->keeps_rows = at->layout->moe_keep_dispatched && ep_size > 1 && (!moe->has_whole || moe->is_by_rows);
+    moe->is_wide = etp_size < rk_params_tp_size(params);
+    moe->is_by_rows = moe->is_wide && params->splits_rows;
+    moe->keeps_rows = at->layout->moe_keep_dispatched && ep_size > 1 && (!moe->is_wide || moe->is_by_rows);
     moe->intermediate_size = config->intermediate_size / etp_size;
     moe->shared.intermediate_size = config->shared_intermediate_size / rk_params_tp_size(params);
     add_router(moe, &site);

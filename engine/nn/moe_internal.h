@@ -25,8 +25,8 @@ struct rk_moe {
     struct rk_weight bias;     /* parts of [E]: added to scores for the choice; with has_correction_bias */
     struct rk_expert_weight gate_up, down;
     int64_t first_expert;  /* of this rank */
-    bool has_whole;        /* etp=1 and tp > 1: experts have their whole width on a tp rank */
-    bool is_by_rows;       /* in addition sequence parallelism: each tp rank routes its own rows */
+    bool is_wide;          /* etp < tp: a rank has more of the width of an expert than 1/tp */
+    bool is_by_rows;       /* in addition sequence parallelism: etp ranks route their own rows */
     int64_t dispatch_rows; /* ep > 1: rows that a rank receives in a round; 0: the default */
     bool keeps_rows;       /* ep > 1: the rows of an exchange of one round are kept for the backward pass */
     /* The shared expert, applied to all tokens; intermediate_size 0: none. */
@@ -40,7 +40,7 @@ struct rk_moe {
 /* Whether the tp ranks, which all have the tokens of this pass, have different experts. */
 static inline bool rk_moe_is_divided(const struct rk_pass *pass, const struct rk_moe *moe)
 {
-    return pass->ep && moe->has_whole && !pass->splits_rows;
+    return pass->ep && moe->is_wide && !pass->splits_rows;
 }
 
 /* Tensors that backward needs from forward. */

@@ -2,11 +2,11 @@
  * backward pass, which visits every layer once, also when activations are recomputed. */
 #include "engine/nn/moe_internal.h"
 
-/* Without rows of its own every tp rank routes the same tokens: the first one counts them, and its gradient
- * of the router, a summand over tp, has that of the losses. */
+/* Of the ranks that route the same tokens the first one counts them, and its gradient of the router, a
+ * summand over tp, has that of the losses. */
 static bool is_counted(const struct rk_pass *pass, const struct rk_moe *moe)
 {
-    return moe->is_by_rows || rk_comm_group_rank(pass->tp) == 0;
+    return rk_comm_group_rank(moe->is_by_rows ? pass->etp : pass->tp) == 0;
 }
 
 static rk_tensor_t segments_of(const struct rk_pass *pass)
@@ -44,8 +44,9 @@ static struct rk_status *count(const struct rk_pass *pass, const struct rk_moe *
     RK_TRY(choose_plainly(pass, moe, saved, &ids));
     RK_TRY(rk_step_2d(pass->arena, counts, pass->stat_dtype, num_segments, moe->config.num_experts));
     RK_TRY(rk_stream_zero(pass->stream, counts->data, rk_tensor_bytes(*counts)));
-    RK_TRY(rk_moe_count(pass->stream, &(struct rk_moe_count_args){
-                                          .counts = *counts, .ids = ids, .segments = segments_of(pass)}));
+    if (is_counted(pass, moe))
+        RK_TRY(rk_moe_count(pass->stream, &(struct rk_moe_count_args){
+                                              .counts = *counts, .ids = ids, .segments = segments_of(pass)}));
     if (moe->is_by_rows)
         RK_TRY(rk_comm_all_reduce(pass->tp, pass->stream, *counts, RK_REDUCE_SUM));
     return pass->context ? rk_comm_all_reduce(pass->context->group, pass->stream, *counts, RK_REDUCE_SUM)
@@ -64,7 +65,7 @@ struct rk_status *rk_moe_measure(const struct rk_pass *pass, const struct rk_blo
                                        .z_weight = pass->routers.z_weight,
                                        .is_sigmoid = moe->config.is_sigmoid};
 
-    if (!row.data || !is_counted(pass, moe))
+    if (!row.data || !(moe->is_by_rows || is_counted(pass, moe)))
         return NULL;
     row = rk_tensor_rows(row, block->route, 1);
     args.sums = rk_tensor_1d(row.data, row.dtype, row.shape[1]);
@@ -73,7 +74,8 @@ struct rk_status *rk_moe_measure(const struct rk_pass *pass, const struct rk_blo
         RK_TRY(count(pass, moe, saved, &args.counts));
     if (args.weights.data || args.z_weight > 0.0)
         args.dlogits = dlogits;
-    RK_TRY(rk_moe_balance(pass->stream, &args));
+    if (is_counted(pass, moe))
+        RK_TRY(rk_moe_balance(pass->stream, &args));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }

@@ -79,6 +79,7 @@ struct rk_pass {
     struct rk_arena *host;       /* host memory with the lifetime of `kept` */
     struct rk_comm_group *tp;
     struct rk_comm_group *ep;     /* ranks that have different experts */
+    struct rk_comm_group *etp;    /* ranks of tp that have parts of the same experts */
     rk_dtype_t dtype, stat_dtype; /* of activations; of statistics */
     rk_dtype_t grad_dtype;        /* of gradients of weights: stat_dtype unless the trainer sets another */
     bool is_strict;

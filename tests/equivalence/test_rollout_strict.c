@@ -331,7 +331,7 @@ struct layout {
 struct shared {
     struct scale scale;
     struct layout generating, training;
-    struct outcome of_rank[2];
+    struct outcome of_rank[4];
 };
 
 static double seconds_since(int64_t begin_ns)
@@ -491,18 +491,23 @@ static void test_generate_strict_log_probs_have_bits_of_model_with_experts(void 
     run_one(EXPERTS);
 }
 
-static void run_layouts(kind_t kind, struct layout generating, struct layout training)
+static void run_layouts_of(int32_t tp, kind_t kind, struct layout generating, struct layout training)
 {
     struct shared *shared;
 
-    if (rk_test_device_max_ranks() < 2)
-        skip(); /* the run on one device */
+    if (rk_test_device_max_ranks() < tp)
+        skip(); /* also the run on one device */
     shared = make_shared(kind);
     shared->generating = generating;
     shared->training = training;
-    assert_int_equal(rk_test_run_world(2, "unix", run_rank, shared, RUN_TIMEOUT_S), 0);
-    check_outcomes(shared, 2);
+    assert_int_equal(rk_test_run_world(tp, "unix", run_rank, shared, RUN_TIMEOUT_S), 0);
+    check_outcomes(shared, tp);
     rk_test_shared_free(shared, sizeof(*shared));
+}
+
+static void run_layouts(kind_t kind, struct layout generating, struct layout training)
+{
+    run_layouts_of(2, kind, generating, training);
 }
 
 static void run_tp(kind_t kind, bool sequence_parallel)
@@ -594,6 +599,15 @@ static void test_generate_strict_ep_log_probs_have_bits_of_model_with_latents_an
     run_layouts(LATENTS, whole_experts, exchange);
 }
 
+/* Goal: the same where an expert is split over two of four tp ranks. */
+static void test_generate_strict_log_probs_have_bits_of_model_with_halves_of_experts(void **state)
+{
+    const struct layout halves = {.sequence_parallel = true, .etp = 2};
+
+    (void)state;
+    run_layouts_of(4, EXPERTS, halves, halves);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -611,6 +625,7 @@ int main(void)
         cmocka_unit_test(test_generate_strict_ep_log_probs_have_bits_of_model_with_all_experts),
         cmocka_unit_test(test_generate_strict_all_experts_log_probs_have_bits_of_model_with_exchange),
         cmocka_unit_test(test_generate_strict_ep_log_probs_have_bits_of_model_with_latents_and_exchange),
+        cmocka_unit_test(test_generate_strict_log_probs_have_bits_of_model_with_halves_of_experts),
     };
 
     if (rk_test_device_is_per_rank())

@@ -214,10 +214,12 @@ static const struct world_case {
      4,
      ACTOR EP "3: mesh of 4 ranks (world size 4) is not divisible by "
               "etp=1 x ep=3 x pp=1\n"},
-    {{REF ETP "3"}, 4, REF ETP "3: expected 1, or " REF "megatron.tensor_model_parallel_size, which is 1\n"},
-    {{ACTOR TP "4", ACTOR ETP "2", REF ETP "1", CRITIC ETP "1"},
+    {{REF ETP "3"},
      4,
-     ACTOR ETP "2: expected 1, or " ACTOR "megatron.tensor_model_parallel_size, which is 4\n"},
+     REF ETP "3: expected a divisor of " REF "megatron.tensor_model_parallel_size, which is 1\n"},
+    {{ACTOR TP "4", ACTOR ETP "3", REF ETP "1", CRITIC ETP "1"},
+     4,
+     ACTOR ETP "3: expected a divisor of " ACTOR "megatron.tensor_model_parallel_size, which is 4\n"},
     {{ACTOR TP "2", ACTOR ETP "1", ACTOR EP "8", REF EP "1", CRITIC EP "1"},
      4,
      ACTOR EP "8, " ACTOR ETP "1: mesh of 4 ranks (world size 4) is not divisible by "
@@ -528,6 +530,7 @@ static void test_rollout_shares_weights_where_its_mesh_is_the_actors(void **stat
         {{ACTOR PP "2", CRITIC PP "1", REF PP "1"}, true},
         {{ACTOR TP "2", ACTOR ETP "2"}, false},
         {{ACTOR TP "2", ACTOR ETP "1"}, true},
+        {{ACTOR TP "4", ACTOR ETP "2"}, true},
         {{ACTOR TP "2", REP "2"}, true},
         {{ACTOR EP "2", RTP "2", REP "2"}, true},
         {{ACTOR TP "2", ACTOR EP "2", ACTOR ETP "1"}, true},

@@ -73,6 +73,7 @@ const struct rk_plan_case rk_plan_cases[] = {
     {.label = "whole experts bf16 dp=2", .config = EVEN, WHOLE, .dp = 2, BF16_3_STEPS},
     {.label = "whole experts strict", .config = EVEN, WHOLE, STRICT, F32_3_STEPS, .recompute_num_layers = 2},
     {.label = "whole experts bf16 sp, kept rows", .config = EVEN, WHOLE, KEPT, BF16_3_STEPS},
+    {.label = "experts over 2 of 4 tp ranks", .config = EVEN, .tp = 4, .ep = 2, .etp = 2, KEPT, BF16_3_STEPS},
     {.label = "latent", .config = LATENT("24"), F32_3_STEPS, .plans_other_steps = true},
     {.label = "latent bf16 tp=2 strict sp, recompute",
      .config = LATENT("null"),

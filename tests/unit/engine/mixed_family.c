@@ -62,7 +62,7 @@ static struct rk_status *latent_declare(struct rk_block *block, struct rk_param_
         .rows = config->hidden_size, .cols = config->num_heads * VALUES, .split_dim = 1};
     long long layer = (long long)site->layer;
 
-    RK_TRY(rk_params_check_divides(params, "num_attention_heads", config->num_heads));
+    RK_TRY(rk_params_check_divides(params, RK_AXIS_TP, "num_attention_heads", config->num_heads));
     latent->num_heads = config->num_heads / rk_params_tp_size(params);
     latent->qc = (struct rk_weight){.rows = (latent->num_heads + 1) * WIDTH, .cols = config->hidden_size};
     latent->qc.param = rk_params_add(params, &q, "model.layers.%lld.%s.q_proj.weight", layer, site->module);

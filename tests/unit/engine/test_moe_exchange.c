@@ -19,11 +19,13 @@
 #include "tests/support/models.h"
 #include "tests/support/ranks.h"
 
-#define CONFIG(num_experts)                                                                          \
-    "{\"model_type\": \"qwen3_moe\", \"hidden_size\": 32, \"num_hidden_layers\": 2,"                 \
-    " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 8,"                      \
-    " \"moe_intermediate_size\": 24, \"num_experts\": " #num_experts ", \"num_experts_per_tok\": 2," \
-    " \"intermediate_size\": 24, \"vocab_size\": 67, \"max_position_embeddings\": 64,"               \
+#define CONFIG(num_experts) CONFIG_OF(num_experts, 24)
+#define ODD                 CONFIG_OF(8, 25)
+#define CONFIG_OF(num_experts, width)                                                                        \
+    "{\"model_type\": \"qwen3_moe\", \"hidden_size\": 32, \"num_hidden_layers\": 2,"                         \
+    " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 8,"                              \
+    " \"moe_intermediate_size\": " #width ", \"num_experts\": " #num_experts ", \"num_experts_per_tok\": 2," \
+    " \"intermediate_size\": 24, \"vocab_size\": 67, \"max_position_embeddings\": 64,"                       \
     " \"initializer_range\": 0.15}"
 #define NUM_RANKS     4
 #define NUM_TOKENS    24
@@ -349,7 +351,12 @@ static const struct refusal refusals[] = {
     {"experts that ep does not divide", CONFIG(7), 1, 4, 2, 0, false, false, RK_INVALID_ARGUMENT,
      "ep=2 (expert_model_parallel_size): expected a divisor of the 7 experts"},
     {"etp=1 without sequence parallelism", CONFIG(8), 2, 2, 1, 1, false, false, RK_UNIMPLEMENTED, "etp=1"},
-    {"etp that is neither 1 nor tp", CONFIG(8), 1, 4, 1, 2, true, false, RK_UNIMPLEMENTED, "etp=2"},
+    {"etp=2 of tp=4 without sequence parallelism", CONFIG(8), 4, 1, 1, 2, false, false, RK_UNIMPLEMENTED,
+     "etp=2 (expert_tensor_parallel_size) with tp=4"},
+    {"etp that does not divide tp", CONFIG(8), 1, 4, 1, 2, true, false, RK_INVALID_ARGUMENT,
+     "etp=2: expected a divisor of tp=1"},
+    {"experts that etp does not divide", ODD, 4, 1, 1, 2, true, false, RK_INVALID_ARGUMENT,
+     "moe_intermediate_size=25 is not divisible by etp=2; the nearest divisor is etp=1"},
     {"ep and etp that the ranks do not fill", CONFIG(8), 1, 4, 3, 0, false, false, RK_INVALID_ARGUMENT,
      "ep=3"},
     {"kept rows without a size", CONFIG(8), 1, 4, 2, 0, false, true, RK_INVALID_ARGUMENT,

@@ -112,7 +112,8 @@ static struct rk_status *open_model(struct rk_model **out, const struct part *pa
                                  .dtype = layout->dtype,
                                  .stream = part->stream,
                                  .mesh = part->comms[side],
-                                 .layout = {.vpp = layout->vpp,
+                                 .layout = {.sequence_parallel = layout->etp > 1,
+                                            .vpp = layout->vpp,
                                             .num_layers_in_first_pipeline_stage = layout->num_first,
                                             .num_layers_in_last_pipeline_stage = layout->num_last}};
     struct rk_json *config;
@@ -340,6 +341,10 @@ static const struct reshard_case cases[] = {
      SIDE(2, 2, 0, F32, SPARSE), 4096},
     {"tp 2 pp 2 to tp 4 with whole experts", 4, STAGES(2, 1, BF16, SPARSE, .pp = 2),
      STAGES(4, 1, BF16, SPARSE, .ep = 4, .etp = 1), 4096},
+    {"experts over 2 of tp 4 to tp 2", 4, STAGES(4, 1, F32, SPARSE, .ep = 2, .etp = 2),
+     SIDE(2, 2, 0, F32, SPARSE), 4096},
+    {"copies of experts over 2 of tp 4 to tp 4", 4, STAGES(4, 1, F32, SPARSE, .etp = 2),
+     SIDE(4, 1, 0, F32, SPARSE), 4096},
     {"dp 4 to ep 2", 4, SIDE(1, 4, 0, F32, SPARSE), STAGES(1, 4, F32, SPARSE, .ep = 2), 1 << 20},
     {"latents, tp 2 to tp 1", 2, SIDE(2, 1, 0, F32, LATENT), SIDE(1, 2, 0, F32, LATENT), 4096},
     {"latents, pp 2 ep 2 to tp 4", 4, STAGES(1, 2, F32, LATENT, .pp = 2, .ep = 2), SIDE(4, 1, 0, F32, LATENT),
