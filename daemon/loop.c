@@ -172,6 +172,16 @@ static void close_handle(uv_handle_t *handle, void *unused)
         uv_close(handle, NULL);
 }
 
+/* libuv restores the default action, which would end a process that is ending anyway, but by the signal. */
+static void ignore_signals(struct rk_loop *loop)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(signal_numbers); i++) {
+        if (loop->signals[i].loop) /* initialised */
+            uv_signal_stop(&loop->signals[i]);
+        (void)signal(signal_numbers[i], SIG_IGN);
+    }
+}
+
 void rk_loop_destroy(struct rk_loop *loop)
 {
     int rc;
@@ -179,6 +189,7 @@ void rk_loop_destroy(struct rk_loop *loop)
     if (!loop)
         return;
     RK_ASSERT(!loop->first);
+    ignore_signals(loop);
     uv_walk(&loop->uv, close_handle, NULL);
     uv_run(&loop->uv, UV_RUN_DEFAULT);
     rc = uv_loop_close(&loop->uv);

@@ -30,7 +30,8 @@ struct rk_loop_handlers {
 };
 
 struct rk_status *rk_loop_create(struct rk_loop **out, const struct rk_loop_handlers *handlers) RK_NODISCARD;
-/* Closes every handle and asserts that libuv has no open handles. NULL is a no-op. */
+/* Closes every handle and asserts that libuv has no open handles. From then on the process ignores the
+ * signals above: it ends, and another SIGTERM must not change its exit code. NULL is a no-op. */
 void rk_loop_destroy(struct rk_loop *loop);
 /* Any thread. Events run in the order in which they were posted. */
 void rk_loop_post(struct rk_loop *loop, struct rk_loop_event *event);
