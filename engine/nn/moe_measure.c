@@ -34,19 +34,27 @@ static struct rk_status *choose_plainly(const struct rk_pass *pass, const struct
     return rk_moe_route(pass->stream, &args);
 }
 
+/* Adds the choices of this rank's tokens. */
+static struct rk_status *count_own(const struct rk_pass *pass, const struct rk_moe *moe,
+                                   const struct rk_moe_saved *saved, rk_tensor_t counts)
+{
+    rk_tensor_t ids;
+
+    RK_TRY(choose_plainly(pass, moe, saved, &ids));
+    return rk_moe_count(pass->stream, &(struct rk_moe_count_args){
+                                          .counts = counts, .ids = ids, .segments = segments_of(pass)});
+}
+
 /* counts stat [number of segments, E] of all ranks that have tokens of the micro-batch. */
 static struct rk_status *count(const struct rk_pass *pass, const struct rk_moe *moe,
                                const struct rk_moe_saved *saved, rk_tensor_t *counts)
 {
     int64_t num_segments = pass->routers.weights.shape[0];
-    rk_tensor_t ids;
 
-    RK_TRY(choose_plainly(pass, moe, saved, &ids));
     RK_TRY(rk_step_2d(pass->arena, counts, pass->stat_dtype, num_segments, moe->config.num_experts));
     RK_TRY(rk_stream_zero(pass->stream, counts->data, rk_tensor_bytes(*counts)));
     if (is_counted(pass, moe))
-        RK_TRY(rk_moe_count(pass->stream, &(struct rk_moe_count_args){
-                                              .counts = *counts, .ids = ids, .segments = segments_of(pass)}));
+        RK_TRY(count_own(pass, moe, saved, *counts));
     if (moe->is_by_rows)
         RK_TRY(rk_comm_all_reduce(pass->tp, pass->stream, *counts, RK_REDUCE_SUM));
     return pass->context ? rk_comm_all_reduce(pass->context->group, pass->stream, *counts, RK_REDUCE_SUM)
