@@ -109,6 +109,29 @@ struct rk_optim_config rk_test_adamw(double lr, double weight_decay, double clip
     return config;
 }
 
+static struct rk_status *weigh_tokens(void *user, const struct rk_head_arrays *outputs,
+                                      const struct rk_head_arrays *grads)
+{
+    const struct rk_packed *packed = user;
+
+    (void)outputs;
+    for (int64_t t = 0; t < packed->num_tokens; t++)
+        grads->of[RK_HEAD_LOG_PROBS][t] = 1.0 / (double)(t + 3);
+    return NULL;
+}
+
+struct rk_status *rk_test_train_pass(struct rk_model *model, const struct rk_packed *packed)
+{
+    const struct rk_train_micro micro = {.packed = packed,
+                                         .temperature = 1,
+                                         .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
+                                         .loss_fn = weigh_tokens,
+                                         .user = (void *)packed};
+
+    RK_TRY(rk_train_begin(model));
+    return rk_train_micro_batch(model, &micro);
+}
+
 double rk_test_error_by_max(const double *actual, const double *expected, int64_t count)
 {
     double error = 0, scale = 0;

@@ -58,6 +58,10 @@ struct rk_status *rk_test_choose(struct rk_model *model, const struct rk_packed 
 /* AdamW with constant learning rate. */
 struct rk_optim_config rk_test_adamw(double lr, double weight_decay, double clip_grad);
 
+/* Begins a step, and runs a forward and a backward pass; the gradient of the log-prob of token t is
+ * 1 / (t + 3). */
+struct rk_status *rk_test_train_pass(struct rk_model *model, const struct rk_packed *packed) RK_NODISCARD;
+
 /* Maximum |actual - expected| divided by the maximum |expected|; +inf if a value is not finite, and if all of
  * `expected` is 0, which would make the comparison meaningless. */
 double rk_test_error_by_max(const double *actual, const double *expected, int64_t count);

@@ -109,33 +109,18 @@ static int64_t count_of(const char *list, const char *part)
 
 /* --- passes --- */
 
-static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
-                                 const struct rk_head_arrays *grads)
-{
-    (void)user;
-    (void)outputs;
-    for (int64_t t = 0; t < NUM_TOKENS; t++)
-        grads->of[RK_HEAD_LOG_PROBS][t] = 1.0 / (double)(t + 3);
-    return NULL;
-}
-
 /* One pass over a micro-batch: with a backward pass, or to log_probs [NUM_TOKENS]. */
 static struct rk_status *run_pass(struct rk_model *model, bool trains, double *log_probs)
 {
     int32_t tokens[NUM_TOKENS], positions[NUM_TOKENS], cu_seqlens[] = {0, NUM_TOKENS};
     struct rk_packed packed = {1, NUM_TOKENS, NUM_TOKENS, tokens, positions, cu_seqlens, tokens, NULL};
-    const struct rk_train_micro micro = {
-        .packed = &packed, .temperature = 1, .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS), .loss_fn = loss_fn};
     const struct rk_head_arrays arrays = {.of = {[RK_HEAD_LOG_PROBS] = log_probs}};
 
     for (int32_t t = 0; t < NUM_TOKENS; t++) {
         tokens[t] = (t * 29 + 7) % 67;
         positions[t] = t;
     }
-    if (!trains)
-        return rk_model_forward(model, &packed, 1, NULL, &arrays);
-    RK_TRY(rk_train_begin(model));
-    return rk_train_micro_batch(model, &micro);
+    return trains ? rk_test_train_pass(model, &packed) : rk_model_forward(model, &packed, 1, NULL, &arrays);
 }
 
 struct layout_case {

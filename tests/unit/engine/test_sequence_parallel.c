@@ -48,28 +48,15 @@ struct run {
     struct reference *reference;
 };
 
-static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
-                                 const struct rk_head_arrays *grads)
-{
-    (void)user;
-    (void)outputs;
-    for (int64_t t = 0; t < NUM_TOKENS; t++)
-        grads->of[RK_HEAD_LOG_PROBS][t] = 1.0 / (double)(t + 3);
-    return NULL;
-}
-
 static struct rk_status *open_and_train(struct rk_test_model *test, const struct rk_test_model_spec *spec,
                                         double *logits)
 {
-    const struct rk_train_micro micro = {
-        .packed = &batch, .temperature = 1, .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS), .loss_fn = loss_fn};
     struct rk_optim_config optim = rk_test_adamw(1e-2, 0, 0);
 
     RK_TRY(rk_test_model_open(test, spec));
     RK_TRY(rk_model_logits(test->model, &batch, logits));
     RK_TRY(rk_train_enable(test->model, &optim));
-    RK_TRY(rk_train_begin(test->model));
-    return rk_train_micro_batch(test->model, &micro);
+    return rk_test_train_pass(test->model, &batch);
 }
 
 /* This rank's gradient of a replicated parameter. */
