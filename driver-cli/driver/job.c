@@ -185,6 +185,22 @@ const char *rk_job_dtype(const struct rk_config *job, const char *device_kind)
     return strcmp(device_kind, "cpu") == 0 ? "float32" : "bfloat16";
 }
 
+/* Strict decoding over a cache of latents computes keys and values of all heads again in every step. */
+static bool has_latent_attention(const struct rk_json *hf_config)
+{
+    return rk_json_as_int(rk_json_find(hf_config, "kv_lora_rank"), 0) > 0;
+}
+
+const char *rk_job_numerics(const struct rk_config *job, const char *device_kind,
+                            const struct rk_json *hf_config)
+{
+    const char *chosen = rk_config_string(job, "numerics");
+
+    if (chosen)
+        return chosen;
+    return strcmp(device_kind, "cpu") == 0 || has_latent_attention(hf_config) ? "fast" : "strict";
+}
+
 struct rk_job_micro rk_job_actor_micro(const struct rk_config *job)
 {
     return (struct rk_job_micro){

@@ -73,8 +73,11 @@ struct rk_rollout_correction_keys rk_job_rollout_correction_keys(const struct rk
 struct rk_rollout_correction rk_job_rollout_correction(const struct rk_config *job);
 /* The options of update_actor with bypass_mode: the loss and its options. */
 void rk_job_set_bypass(struct rk_json *options, const struct rk_config *job);
+/* Whether the rollout's log-probs have the bits of those of a pass of the policy. numerics: that of the run,
+ * or the key's value where the device is not known yet. */
+bool rk_job_log_probs_are_equal(const struct rk_config *job, const char *numerics);
 /* Whether old_log_probs are the rollout's, without a pass of the policy. */
-bool rk_job_takes_rollout_log_probs(const struct rk_config *job);
+bool rk_job_takes_rollout_log_probs(const struct rk_config *job, const char *numerics);
 /* The rules "rollout correction" and "old log-prob". */
 void rk_job_rollout_correction_check(const struct rk_config *job, int32_t world_size,
                                      struct rk_str *problems);
@@ -263,6 +266,9 @@ bool rk_job_bool_or(const struct rk_config *job, const char *path, bool fallback
 
 /* megatron.dtype, or its default on devices of that kind ("cpu", "cuda"). */
 const char *rk_job_dtype(const struct rk_config *job, const char *device_kind);
+/* numerics, or its default on devices of that kind for the model of that config.json (NULL: not known). */
+const char *rk_job_numerics(const struct rk_config *job, const char *device_kind,
+                            const struct rk_json *hf_config);
 
 /* Sizes of the micro-batches of a pass. */
 struct rk_job_micro {

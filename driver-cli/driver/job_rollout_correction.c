@@ -185,10 +185,9 @@ void rk_job_rollout_correction_check(const struct rk_config *job, int32_t world_
 /* --- old_log_probs --- */
 
 /* The reason why the log-probs of the rollout differ from those of training, as "KEY=VALUE"; NULL when they
- * are equal bit for bit. rk_free it. */
-static char *inexact_because(const struct rk_config *job)
+ * are equal bit for bit. numerics: NULL where the device is not known. rk_free it. */
+static char *inexact_because(const struct rk_config *job, const char *numerics)
 {
-    const char *numerics = rk_config_string(job, "numerics");
     int64_t top_k = rk_config_int(job, RK_JOB_ROLLOUT "top_k");
     double top_p = rk_config_real(job, RK_JOB_ROLLOUT "top_p");
     double temperature = rk_config_real(job, RK_JOB_ROLLOUT "temperature");
@@ -196,8 +195,8 @@ static char *inexact_because(const struct rk_config *job)
     int32_t tp = rk_job_role_size(job, RK_ROLE_ROLLOUT, RK_AXIS_TP);
     int32_t ep = rk_job_role_size(job, RK_ROLE_ROLLOUT, RK_AXIS_EP);
 
-    if (strcmp(numerics, "strict") != 0)
-        return rk_format("numerics=%s", numerics);
+    if (!numerics || strcmp(numerics, "strict") != 0)
+        return rk_format("numerics=%s", numerics ? numerics : "null");
     if (top_k > 0)
         return rk_format(RK_JOB_ROLLOUT "top_k=%lld", (long long)top_k);
     if (top_p < 1.0)
@@ -215,32 +214,38 @@ static char *inexact_because(const struct rk_config *job)
     return NULL;
 }
 
-bool rk_job_takes_rollout_log_probs(const struct rk_config *job)
+bool rk_job_log_probs_are_equal(const struct rk_config *job, const char *numerics)
 {
-    const char *mode = rk_config_string(job, OLD_LOG_PROB);
-    char *reason = inexact_because(job);
-    bool is_exact = !reason;
+    char *reason = inexact_because(job, numerics);
 
     rk_free(reason);
+    return !reason;
+}
+
+bool rk_job_takes_rollout_log_probs(const struct rk_config *job, const char *numerics)
+{
+    const char *mode = rk_config_string(job, OLD_LOG_PROB);
+
     if (rk_job_rollout_correction_keys(job).bypass_mode || strcmp(mode, "rollout") == 0)
         return true;
-    return strcmp(mode, "auto") == 0 && is_exact && !rk_job_needs_sum_pi_squared(job) &&
-           !rk_job_records_routes(job);
+    return strcmp(mode, "auto") == 0 && rk_job_log_probs_are_equal(job, numerics) &&
+           !rk_job_needs_sum_pi_squared(job) && !rk_job_records_routes(job);
 }
 
 void rk_job_old_log_prob_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     bool is_key = rk_config_bool(job, SQUARES);
-    char *reason = inexact_because(job);
+    const char *numerics = rk_config_string(job, "numerics");
+    char *reason = inexact_because(job, numerics);
 
     (void)world_size;
-    if (reason && strcmp(rk_config_string(job, OLD_LOG_PROB), "rollout") == 0 &&
-        strcmp(rk_config_string(job, "numerics"), "strict") == 0)
+    if (reason && strcmp(rk_config_string(job, OLD_LOG_PROB), "rollout") == 0 && numerics &&
+        strcmp(numerics, "strict") == 0)
         rk_str_appendf(problems,
                        OLD_LOG_PROB "=rollout contradicts %s: with numerics=strict both log-probs have to be "
                                     "equal; set " OLD_LOG_PROB "=auto\n",
                        reason);
-    if (rk_job_needs_sum_pi_squared(job) && rk_job_takes_rollout_log_probs(job))
+    if (rk_job_needs_sum_pi_squared(job) && rk_job_takes_rollout_log_probs(job, numerics))
         rk_str_appendf(problems,
                        "%s%s needs sum_pi_squared of the pass that " OLD_LOG_PROB "=rollout and " CORR
                        "bypass_mode=true skip\n",

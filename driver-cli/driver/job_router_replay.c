@@ -60,7 +60,7 @@ void rk_job_router_replay_check(const struct rk_config *job, int32_t world_size,
     check_source(job, REF_MODE, problems);
     if (rk_job_records_routes(job) && rk_job_captures_routes(job))
         rk_str_append(problems, MODE "=R2 uses the experts of compute_log_prob: set " CAPTURE "=false\n");
-    if (rk_job_records_routes(job) && rk_job_takes_rollout_log_probs(job))
+    if (rk_job_records_routes(job) && rk_job_takes_rollout_log_probs(job, rk_config_string(job, "numerics")))
         rk_str_append(problems,
                       MODE "=R2 uses the experts of compute_log_prob, which is not called with " RK_JOB_ACTOR
                            "old_log_prob=rollout or algorithm.rollout_correction.bypass_mode=true\n");

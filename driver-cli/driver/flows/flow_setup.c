@@ -53,6 +53,25 @@ int32_t rk_flow_num_replicas(const struct rk_flow_context *ctx, uint32_t role)
     return rk_mesh_axis_size(mesh, RK_AXIS_DP);
 }
 
+const char *rk_flow_numerics(const struct rk_flow_context *ctx)
+{
+    return rk_job_numerics(ctx->job, rk_driver_device_kind(ctx->driver), ctx->inputs->hf_config);
+}
+
+/* Says what a job that does not set numerics gets on GPUs. */
+static void say_numerics(const struct rk_flow_context *ctx)
+{
+    const char *numerics = rk_flow_numerics(ctx);
+
+    if (rk_config_string(ctx->job, "numerics") || strcmp(rk_driver_device_kind(ctx->driver), "cpu") == 0)
+        return;
+    if (strcmp(numerics, "strict") == 0)
+        RK_INFO("numerics=strict, the default on GPUs");
+    else
+        RK_WARN("numerics=fast, the default for models with latent attention, which decode slower with "
+                "numerics=strict: log-probs of the rollout differ from those of training by rounding");
+}
+
 /* --- options of init_model --- */
 
 /* Of a role with the model in that directory; NULL: with random weights. */
@@ -66,7 +85,7 @@ static struct rk_json *model_options_of(const struct rk_flow_context *ctx, const
         rk_json_set(options, "model.hf_config", rk_json_clone(ctx->inputs->hf_config));
     rk_json_set(options, "megatron.dtype",
                 rk_json_new_string(rk_job_dtype(ctx->job, rk_driver_device_kind(ctx->driver))));
-    rk_job_copy_value(options, "numerics", ctx->job, "numerics");
+    rk_json_set(options, "numerics", rk_json_new_string(rk_flow_numerics(ctx)));
     return options;
 }
 
@@ -189,7 +208,7 @@ static struct rk_json *rollout_options(const struct rk_flow_context *ctx)
         rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_RESHARD);
     } else {
         rk_json_set(options, "share_weights_of", rk_json_new_string("actor"));
-        rk_job_copy_value(options, "numerics", ctx->job, "numerics");
+        rk_json_set(options, "numerics", rk_json_new_string(rk_flow_numerics(ctx)));
     }
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_ROLLOUT);
     rk_json_set(options, "rollout.max_model_len",
@@ -291,6 +310,7 @@ struct rk_status *rk_flow_setup(struct rk_flow_context *ctx)
     struct rk_driver_result result;
 
     RK_TRY(rk_job_meshes_configure(&ctx->meshes, ctx->driver));
+    say_numerics(ctx);
     RK_TRY(rk_flow_sum_memory(ctx));
     for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
         if (!rk_job_role_needed(ctx->job, models[i].role))

@@ -150,6 +150,8 @@ struct rk_status *rk_flow_verify_save(struct rk_flow_context *ctx, const char *d
 struct rk_status *rk_flow_setup(struct rk_flow_context *ctx) RK_NODISCARD;
 /* Of a role that the job needs (asserted). */
 int32_t rk_flow_num_replicas(const struct rk_flow_context *ctx, uint32_t role);
+/* "fast" or "strict": the numerics of all roles. The daemons are configured. */
+const char *rk_flow_numerics(const struct rk_flow_context *ctx);
 /* Fails when the daemons have no write permission or space for export_path; the model exists already. */
 struct rk_status *rk_flow_check_export(struct rk_flow_context *ctx) RK_NODISCARD;
 /* Writes the actor's model to export_path on the daemons' hosts and adds the tokenizer's files if that

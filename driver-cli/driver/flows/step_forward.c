@@ -1,5 +1,4 @@
 /* Passes over the batch without training: log-probs of the policy and of its reference. */
-#include <string.h>
 
 #include "base/rk_loss_agg.h"
 #include "driver-cli/driver/flows/steps_internal.h"
@@ -79,7 +78,7 @@ static int64_t choose_rows(struct rk_flow_context *ctx, int64_t **rows)
 /* Recomputes some of the log-probs that were taken from the rollout. */
 static struct rk_status *check_sample(struct rk_flow_context *ctx)
 {
-    bool is_strict = strcmp(rk_config_string(ctx->job, "numerics"), "strict") == 0;
+    bool has_to_be_equal = rk_job_log_probs_are_equal(ctx->job, rk_flow_numerics(ctx));
     struct rk_driver_result result = {0};
     struct rk_batch *batch = NULL;
     int64_t *rows, num_rows = choose_rows(ctx, &rows);
@@ -105,7 +104,7 @@ static struct rk_status *check_sample(struct rk_flow_context *ctx)
     RK_TRY_GOTO(st, rk_flow_run_pass(ctx, &pass, &result), out);
     rk_flow_report_routes(ctx->metrics, result.metrics);
     RK_TRY_GOTO(st, rk_batch_put(batch, "old_log_probs", rk_batch_find(result.batch, "old_log_probs")), out);
-    st = compare_batch(ctx, batch, &comparison, is_strict);
+    st = compare_batch(ctx, batch, &comparison, has_to_be_equal);
 out:
     rk_driver_result_fini(&result);
     rk_batch_destroy(batch);
@@ -149,7 +148,7 @@ static struct rk_status *recompute(struct rk_flow_context *ctx)
 static struct rk_status *old_log_prob(struct rk_flow_context *ctx)
 {
     RK_TRY(rk_flow_check_finite(ctx, "rollout_log_probs"));
-    if (!rk_job_takes_rollout_log_probs(ctx->job))
+    if (!rk_job_takes_rollout_log_probs(ctx->job, rk_flow_numerics(ctx)))
         return recompute(ctx);
     RK_TRY(rk_batch_put(ctx->batch, "old_log_probs", rk_batch_find(ctx->batch, "rollout_log_probs")));
     return rk_job_rollout_correction_keys(ctx->job).bypass_mode ? NULL : check_sample(ctx);

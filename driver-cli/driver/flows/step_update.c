@@ -12,7 +12,7 @@ static bool is_warm(const struct rk_flow_context *ctx)
 static struct rk_status *update_actor(struct rk_flow_context *ctx)
 {
     bool use_kl_loss = rk_config_bool(ctx->job, RK_JOB_ACTOR "use_kl_loss");
-    bool takes_rollouts = rk_job_takes_rollout_log_probs(ctx->job);
+    bool takes_rollouts = rk_job_takes_rollout_log_probs(ctx->job, rk_flow_numerics(ctx));
     bool is_bypass = rk_job_rollout_correction_keys(ctx->job).bypass_mode;
     const char *columns[] = {"input_ids",
                              "attention_mask",

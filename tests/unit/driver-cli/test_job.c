@@ -198,6 +198,30 @@ static void test_job_dtype_follows_the_devices(void **state)
     rk_config_destroy(set);
 }
 
+/* Goal: strict on GPUs and fast on CPUs unless the job sets it; models with latent attention are fast. */
+static void test_job_numerics_follow_the_devices_and_the_model(void **state)
+{
+    struct rk_config *open = test_minimal_job((const char *const[]){"device=cuda"}, 1);
+    struct rk_config *fast = test_minimal_job((const char *const[]){"numerics=fast"}, 1);
+    struct rk_config *strict = test_minimal_job((const char *const[]){"numerics=strict"}, 1);
+    struct rk_json *dense = rk_json_new_object(), *latent = rk_json_new_object();
+
+    (void)state;
+    rk_json_set(latent, "kv_lora_rank", rk_json_new_int(512));
+    assert_string_equal(rk_job_numerics(open, "cuda", dense), "strict");
+    assert_string_equal(rk_job_numerics(open, "cuda", NULL), "strict");
+    assert_string_equal(rk_job_numerics(open, "cuda", latent), "fast");
+    assert_string_equal(rk_job_numerics(open, "cpu", dense), "fast");
+    assert_string_equal(rk_job_numerics(fast, "cuda", dense), "fast");
+    assert_string_equal(rk_job_numerics(strict, "cuda", latent), "strict");
+    assert_string_equal(rk_job_numerics(strict, "cpu", dense), "strict");
+    rk_json_free(dense);
+    rk_json_free(latent);
+    rk_config_destroy(open);
+    rk_config_destroy(fast);
+    rk_config_destroy(strict);
+}
+
 /* Goal: keys that verl's SFT trainer has below data set the actor's keys. */
 static void test_job_load_takes_the_keys_of_verl_for_sft(void **state)
 {
@@ -441,6 +465,7 @@ int main(void)
         cmocka_unit_test(test_job_reward_verls_keys_select_the_row),
         cmocka_unit_test(test_job_make_absolute_resolves_the_paths_of_the_reward),
         cmocka_unit_test(test_job_dtype_follows_the_devices),
+        cmocka_unit_test(test_job_numerics_follow_the_devices_and_the_model),
         cmocka_unit_test(test_job_load_takes_the_keys_of_verl_for_sft),
         cmocka_unit_test(test_job_load_algorithm_in_short_keeps_its_section),
         cmocka_unit_test(test_job_log_prob_micro_inherits_from_the_actor),

@@ -207,7 +207,8 @@ static void test_old_log_probs_are_the_rollouts_where_they_are_exact(void **stat
         struct rk_config *job = load(source_cases[i].changes);
 
         print_message("case %zu\n", i);
-        assert_int_equal(rk_job_takes_rollout_log_probs(job), source_cases[i].is_rollouts);
+        assert_int_equal(rk_job_takes_rollout_log_probs(job, rk_config_string(job, "numerics")),
+                         source_cases[i].is_rollouts);
         rk_config_destroy(job);
     }
 }
