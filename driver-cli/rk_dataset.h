@@ -30,17 +30,20 @@ struct rk_dataset_config {
     const char *template_dir;          /* where a template was looked for, for messages; or NULL */
     int64_t now_s;                     /* of templates that write the date */
     bool keep_messages;                /* rows have their messages */
+    bool keep_columns;                 /* rows have their messages and all other members */
 };
 
 struct rk_dataset_row {
     const int32_t *prompt_ids;
     int64_t prompt_len;
-    const char *prompt;               /* text as it was encoded: messages are rendered */
-    const struct rk_json *messages;   /* with keep_messages, for a prompt that is not text; or NULL */
-    const char *data_source;          /* "" when absent */
-    const char *ground_truth;         /* text; objects as JSON text; "" when absent */
-    const struct rk_json *extra_info; /* or NULL */
-    int64_t index;                    /* order of rows over all files */
+    const char *prompt;                      /* text as it was encoded: messages are rendered */
+    const struct rk_json *messages;          /* with keep_messages, for a prompt that is not text; or NULL */
+    const struct rk_json *columns;           /* with keep_columns: the row without its prompt; or NULL */
+    const char *data_source;                 /* "" when absent */
+    const char *ground_truth;                /* text; other values as JSON text; "" when absent */
+    const struct rk_json *ground_truth_json; /* the value, or NULL */
+    const struct rk_json *extra_info;        /* or NULL */
+    int64_t index;                           /* order of rows over all files */
 };
 
 /* Reads, renders and tokenizes everything. INVALID_ARGUMENT or UNIMPLEMENTED "FILE:LINE: KEY: ..." for an

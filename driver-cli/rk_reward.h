@@ -12,7 +12,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_REWARD_ABI 3
+#define RK_REWARD_ABI 4
 
 struct rk_reward_item {
     const char *data_source;  /* of the row; "" when the data has none */
@@ -20,8 +20,14 @@ struct rk_reward_item {
     const char *solution_str; /* decoded response without special tokens: UTF-8 that may hold NUL, and has one
                                  after its last byte */
     size_t solution_bytes;
-    const char *ground_truth;         /* text, or JSON text when the data has an object */
-    const struct rk_json *extra_info; /* or NULL */
+    const char *ground_truth;                /* text, or JSON text when the data has another value */
+    const struct rk_json *ground_truth_json; /* the value; NULL: the text is */
+    const struct rk_json *extra_info;        /* or NULL */
+    /* For rewards over columns (TRL's functions); otherwise columns is NULL and the others may be unset. */
+    const struct rk_json *columns;  /* object: the members of the data row apart from the prompt */
+    const struct rk_json *messages; /* the prompt, when it is a list of messages; or NULL */
+    const int32_t *completion_ids;  /* tokens of the response, special ones too */
+    int64_t num_completion_ids;
 };
 
 typedef enum rk_reward_outcome {
@@ -95,6 +101,8 @@ struct rk_status *rk_reward_check(const struct rk_reward *reward,
 struct rk_status *rk_reward_score(struct rk_reward *reward, const struct rk_reward_item *items,
                                   int64_t num_items, struct rk_reward_result *results,
                                   const struct rk_reward_watch *watch) RK_NODISCARD;
+/* The ground truth with its JSON type; null when the item has none. The caller frees it. */
+struct rk_json *rk_reward_truth(const struct rk_reward_item *item);
 void rk_reward_results_fini(struct rk_reward_result *results, int64_t count);
 const char *rk_reward_outcome_name(rk_reward_outcome_t outcome); /* "timeout" */
 

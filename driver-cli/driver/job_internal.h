@@ -57,6 +57,8 @@ void rk_job_format_verl_keys(struct rk_str *out);
 struct rk_json *rk_job_reward(const struct rk_config *job);
 /* False for a job with only a reward model. */
 bool rk_job_has_reward_function(const struct rk_config *job);
+/* The reward gets the columns of the data (TRL's functions). */
+bool rk_job_reward_takes_columns(const struct rk_config *job);
 /* Paths of the reward in a whole job; relative ones are relative to `dir`. */
 void rk_job_reward_make_absolute(struct rk_json *tree, const char *dir);
 /* The rule "reward". */

@@ -25,6 +25,11 @@ bool rk_job_has_reward_function(const struct rk_config *job)
            has_custom_function(job);
 }
 
+bool rk_job_reward_takes_columns(const struct rk_config *job)
+{
+    return strcmp(rk_json_as_string(rk_json_find_path(rk_config_tree(job), "reward.style"), ""), "trl") == 0;
+}
+
 struct rk_json *rk_job_reward(const struct rk_config *job)
 {
     const struct rk_json *tree = rk_config_tree(job);

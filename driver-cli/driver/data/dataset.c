@@ -15,8 +15,8 @@
 struct row {
     struct rk_dataset_row view;
     struct rk_prompt prompt;
-    char *data_source, *ground_truth;
-    struct rk_json *messages, *extra_info;
+    char *data_source, *truth_text; /* the text: of a ground truth that is another value */
+    struct rk_json *truth, *messages, *columns, *extra_info;
 };
 
 struct rk_dataset {
@@ -36,8 +36,10 @@ static void row_fini(struct row *row)
 {
     rk_prompt_fini(&row->prompt);
     rk_free(row->data_source);
-    rk_free(row->ground_truth);
+    rk_free(row->truth_text);
+    rk_json_free(row->truth);
     rk_json_free(row->messages);
+    rk_json_free(row->columns);
     rk_json_free(row->extra_info);
 }
 
@@ -76,6 +78,17 @@ static struct rk_status *truncate_prompt(int32_t *ids, int64_t *count, const str
     return NULL;
 }
 
+static struct rk_json *copy_without(const struct rk_json *object, const char *name)
+{
+    struct rk_json *copy = rk_json_new_object();
+
+    for (void *it = rk_json_iter(object); it; it = rk_json_iter_next(object, it)) {
+        if (strcmp(rk_json_iter_key(it), name) != 0)
+            rk_json_set(copy, rk_json_iter_key(it), rk_json_retain(rk_json_iter_value(it)));
+    }
+    return copy;
+}
+
 static struct rk_status *read_prompt(struct row *row, const struct rk_json *json, const struct loader *loader,
                                      bool *is_overlong)
 {
@@ -89,16 +102,32 @@ static struct rk_status *read_prompt(struct row *row, const struct rk_json *json
     row->view.prompt = row->prompt.text;
     row->view.prompt_ids = ids->items;
     row->view.prompt_len = ids->count;
-    if (config->keep_messages && row->prompt.is_chat)
+    if ((config->keep_messages || config->keep_columns) && row->prompt.is_chat)
         row->messages = rk_json_retain(rk_json_find(json, config->prompt_key));
     row->view.messages = row->messages;
+    if (config->keep_columns)
+        row->columns = copy_without(json, config->prompt_key);
+    row->view.columns = row->columns;
     return NULL;
+}
+
+/* The text of a ground truth is borrowed from it; other values need a text of their own. */
+static void take_truth(struct row *row, const struct rk_json *truth)
+{
+    if (rk_json_is_null(truth)) {
+        row->view.ground_truth = "";
+        return;
+    }
+    row->truth = rk_json_retain(truth);
+    if (rk_json_type(truth) != RK_JSON_STRING)
+        row->truth_text = rk_json_dump(truth, 0, false);
+    row->view.ground_truth = rk_json_as_string(truth, row->truth_text);
+    row->view.ground_truth_json = row->truth;
 }
 
 static struct rk_status *read_fields(struct row *row, const struct rk_json *json)
 {
     const struct rk_json *model = rk_json_find(json, "reward_model");
-    const struct rk_json *truth = rk_json_find(model, "ground_truth");
     const char *source = "";
 
     RK_TRY(rk_json_opt_string(json, "", "data_source", &source));
@@ -106,14 +135,10 @@ static struct rk_status *read_fields(struct row *row, const struct rk_json *json
         return RK_FAIL(RK_INVALID_ARGUMENT, "reward_model: expected an object with ground_truth, got %s",
                        rk_json_type_name(rk_json_type(model)));
     row->data_source = rk_strdup(source);
-    if (rk_json_is_null(truth) || rk_json_type(truth) == RK_JSON_STRING)
-        row->ground_truth = rk_strdup(rk_json_as_string(truth, ""));
-    else
-        row->ground_truth = rk_json_dump(truth, 0, false);
+    take_truth(row, rk_json_find(model, "ground_truth"));
     if (rk_json_find(json, "extra_info"))
         row->extra_info = rk_json_retain(rk_json_find(json, "extra_info"));
     row->view.data_source = row->data_source;
-    row->view.ground_truth = row->ground_truth;
     row->view.extra_info = row->extra_info;
     return NULL;
 }

@@ -25,8 +25,7 @@ static struct rk_json *make_line(const struct rk_dump *dump, const struct rk_dum
 
     rk_json_set(line, "input", rk_json_new_string(item->prompt));
     rk_json_set(line, "output", rk_json_new_string_bytes(item->solution_str, item->solution_bytes));
-    rk_json_set(line, "gts",
-                *item->ground_truth ? rk_json_new_string(item->ground_truth) : rk_json_new_null());
+    rk_json_set(line, "gts", rk_reward_truth(item));
     rk_json_set(line, "score",
                 rk_flow_has_score(row->result) ? rk_json_new_real(row->result->score) : rk_json_new_null());
     rk_json_set(line, "step", rk_json_new_int(dump->step));

@@ -67,6 +67,7 @@ static struct rk_status *load_dataset(struct rk_dataset **out, const struct rk_f
         .template_dir = inputs->tokenizer_dir,
         .now_s = (int64_t)time(NULL),
         .keep_messages = rk_job_wants_reward_model(job),
+        .keep_columns = rk_job_reward_takes_columns(job),
     };
     char **files = NULL;
     struct rk_status *st;

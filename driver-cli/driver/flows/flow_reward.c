@@ -72,8 +72,21 @@ struct rk_reward_item rk_flow_reward_item(const struct rk_dataset_row *row)
         .prompt = row->prompt,
         .solution_str = "",
         .ground_truth = row->ground_truth,
+        .ground_truth_json = row->ground_truth_json,
         .extra_info = row->extra_info,
+        .columns = row->columns,
+        .messages = row->messages,
     };
+}
+
+static void keep_ids(struct rk_reward_item *item, struct rk_flow_context *ctx, const int32_t *ids,
+                     int64_t count)
+{
+    int32_t *copy = rk_flow_scratch(ctx, (size_t)RK_MAX(count, 1), sizeof(*copy));
+
+    memcpy(copy, ids, (size_t)count * sizeof(*copy));
+    item->completion_ids = copy;
+    item->num_completion_ids = count;
 }
 
 static void make_items(struct rk_flow_scores *out, struct rk_flow_context *ctx,
@@ -87,6 +100,8 @@ static void make_items(struct rk_flow_scores *out, struct rk_flow_context *ctx,
         out->items[row] = rk_flow_reward_item(prompts[row]);
         out->items[row].solution_str = arena_text(ctx, &text);
         out->items[row].solution_bytes = text.bytes;
+        if (prompts[row]->columns)
+            keep_ids(&out->items[row], ctx, ids, out->lengths[row]);
     }
     rk_str_fini(&text);
 }

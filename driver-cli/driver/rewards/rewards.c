@@ -299,6 +299,13 @@ struct rk_status *rk_reward_score(struct rk_reward *reward, const struct rk_rewa
     return apply_policy(reward, &call);
 }
 
+struct rk_json *rk_reward_truth(const struct rk_reward_item *item)
+{
+    if (item->ground_truth_json)
+        return rk_json_retain(item->ground_truth_json);
+    return *item->ground_truth ? rk_json_new_string(item->ground_truth) : rk_json_new_null();
+}
+
 void rk_reward_results_fini(struct rk_reward_result *results, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {

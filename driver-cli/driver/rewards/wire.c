@@ -10,6 +10,19 @@
 
 /* --- items --- */
 
+/* Members for rewards over columns. */
+static void set_columns(struct rk_json *json, const struct rk_reward_item *item)
+{
+    struct rk_json *ids = rk_json_new_array();
+
+    for (int64_t i = 0; i < item->num_completion_ids; i++)
+        rk_json_append(ids, rk_json_new_int(item->completion_ids[i]));
+    rk_json_set(json, "completion_ids", ids);
+    rk_json_set(json, "columns", rk_json_retain(item->columns));
+    if (item->messages)
+        rk_json_set(json, "prompt", rk_json_retain(item->messages));
+}
+
 struct rk_json *rk_reward_wire_item(const struct rk_reward_item *item, int64_t id)
 {
     struct rk_json *json = rk_json_new_object();
@@ -18,8 +31,10 @@ struct rk_json *rk_reward_wire_item(const struct rk_reward_item *item, int64_t i
     rk_json_set(json, "data_source", rk_json_new_string(item->data_source));
     rk_json_set(json, "prompt", rk_json_new_string(item->prompt));
     rk_json_set(json, "solution_str", rk_json_new_string_bytes(item->solution_str, item->solution_bytes));
-    rk_json_set(json, "ground_truth", rk_json_new_string(item->ground_truth));
+    rk_json_set(json, "ground_truth", rk_reward_truth(item));
     rk_json_set(json, "extra_info", item->extra_info ? rk_json_retain(item->extra_info) : rk_json_new_null());
+    if (item->columns)
+        set_columns(json, item);
     return json;
 }
 

@@ -3,7 +3,7 @@
     python3 rankd_reward.py --path score.py --name compute_score [--style verl|trl] [--kwargs JSON]
 
 verl: compute_score(data_source=, solution_str=, ground_truth=, extra_info=, **kwargs) -> number or dict with "score"
-trl:  f(prompts=, completions=, ..., **columns) -> list of numbers, None where the function does not apply
+trl:  f(prompts=, completions=, completion_ids=, **columns) -> list of numbers, None where the function does not apply
 
 Either may be a coroutine function. Standard input and output are reserved for the protocol: output of the function
 goes to standard error. Needs the standard library only.
@@ -112,23 +112,37 @@ def answer_of(item_id, result):
     return answer
 
 
+def check_arguments(function, given):
+    """TypeError when a call with these keyword arguments cannot be made: before the first response, not after it."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions written in C have none
+        return
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        name = getattr(function, "__name__", "the function")
+        raise TypeError(f"{name}{signature} cannot be called with {', '.join(given)}: {error}") from None
+
+
 class VerlFunction:
     def __init__(self, function, kwargs):
         self.function = function
         self.kwargs = kwargs
+        check_arguments(function, self.arguments({"data_source": "", "solution_str": "", "ground_truth": None}))
+
+    def arguments(self, item):
+        extra_info = item.get("extra_info")
+        if extra_info is None or isinstance(extra_info, dict):
+            extra_info = dict(extra_info or {})
+            extra_info.setdefault("num_turns", 2)  # a question and an answer
+            extra_info.setdefault("rollout_reward_scores", {})
+        own = {name: item[name] for name in ("data_source", "solution_str", "ground_truth")}
+        return {**own, "extra_info": extra_info, **self.kwargs}
 
     async def score_item(self, item):
-        extra_info = dict(item.get("extra_info") or {})
-        extra_info.setdefault("num_turns", 2)  # a question and an answer
-        extra_info.setdefault("rollout_reward_scores", {})
         try:
-            result = self.function(
-                data_source=item["data_source"],
-                solution_str=item["solution_str"],
-                ground_truth=item["ground_truth"],
-                extra_info=extra_info,
-                **self.kwargs,
-            )
+            result = self.function(**self.arguments(item))
             if inspect.isawaitable(result):
                 result = await result
             return answer_of(item["id"], result)
@@ -147,7 +161,10 @@ class VerlFunction:
 
 
 class TrlFunction:
-    """A function from lists to a list; columns are the members of extra_info and the ground truth."""
+    """A function from lists to a list. Columns are the members of the data rows apart from the prompt, and of verl's
+    rows also the ground truth and the members of extra_info, where no member of the row has their name."""
+
+    OWN = ("prompt", "completion", "completion_ids")  # columns that TRL does not pass
 
     def __init__(self, function, kwargs):
         self.function = function
@@ -156,17 +173,28 @@ class TrlFunction:
         self.takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters)
         self.names = {p.name for p in parameters}
 
+    @staticmethod
+    def completion_of(item):
+        """The response in the form of its prompt."""
+        is_chat = isinstance(item["prompt"], list)
+        return [{"role": "assistant", "content": item["solution_str"]}] if is_chat else item["solution_str"]
+
+    @staticmethod
+    def row_of(item):
+        own = {"data_source": item["data_source"], "ground_truth": item["ground_truth"]}
+        extra_info = item.get("extra_info")
+        extra = extra_info if isinstance(extra_info, dict) else {}
+        return {**extra, **own, **(item.get("columns") or {})}
+
     def columns(self, items):
         columns = {
             "prompts": [item["prompt"] for item in items],
-            "completions": [item["solution_str"] for item in items],
-            "completion_ids": [None for _ in items],
-            "data_source": [item["data_source"] for item in items],
-            "ground_truth": [item["ground_truth"] for item in items],
+            "completions": [self.completion_of(item) for item in items],
+            "completion_ids": [item.get("completion_ids") for item in items],
         }
-        extras = [item.get("extra_info") or {} for item in items]
-        for name in {name for extra in extras for name in extra}:
-            columns.setdefault(name, [extra.get(name) for extra in extras])
+        rows = [self.row_of(item) for item in items]
+        for name in dict.fromkeys(name for row in rows for name in row if name not in self.OWN):
+            columns.setdefault(name, [row.get(name) for row in rows])
         columns.update(self.kwargs)
         if self.takes_all:
             return columns

@@ -69,6 +69,8 @@ static void test_create_rows_hold_what_the_lines_say(void **state)
     assert_int_equal(rk_json_as_int(rk_json_find(row->extra_info, "k"), 0), 1);
     row = rk_dataset_at(dataset, 5, 1);
     assert_string_equal(row->ground_truth, "{\"a\":[1]}");
+    assert_int_equal(rk_json_type(row->ground_truth_json), RK_JSON_OBJECT);
+    assert_null(row->columns);
     assert_string_equal(row->data_source, "");
     assert_null(row->extra_info);
     assert_int_equal(row->index, 1);
@@ -79,6 +81,25 @@ static const struct {
     const char *truncation;
     const char *kept; /* of "0123456" to 4 */
 } truncation_cases[] = {{"left", "3456"}, {"right", "0123"}, {"middle", "0156"}};
+
+/* Goal: with keep_columns a row has all members but the prompt, with their types. */
+static void test_create_rows_keep_their_columns(void **state)
+{
+    static const char text[] = "{\"q\": \"1\", \"prompt\": \"a column\", \"answer\": 42}\n";
+    struct rk_dataset *dataset = NULL;
+    const struct rk_dataset_row *row;
+
+    (void)state;
+    assert_ok(load(&dataset, text, (struct rk_dataset_config){.prompt_key = "q", .keep_columns = true}));
+    row = rk_dataset_at(dataset, 0, 0);
+    assert_int_equal(rk_json_count(row->columns), 2);
+    assert_int_equal(rk_json_as_int(rk_json_find(row->columns, "answer"), 0), 42);
+    assert_string_equal(rk_json_as_string(rk_json_find(row->columns, "prompt"), ""), "a column");
+    assert_null(row->messages);
+    assert_null(row->ground_truth_json);
+    assert_string_equal(row->ground_truth, "");
+    rk_dataset_destroy(dataset);
+}
 
 static void test_create_overlong_prompt_is_cut_filtered_or_refused(void **state)
 {
@@ -399,6 +420,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_create_rows_hold_what_the_lines_say),
+        cmocka_unit_test(test_create_rows_keep_their_columns),
         cmocka_unit_test(test_create_overlong_prompt_is_cut_filtered_or_refused),
         cmocka_unit_test(test_at_shuffled_epochs_are_reproducible_permutations),
         cmocka_unit_test(test_create_bad_line_is_named),

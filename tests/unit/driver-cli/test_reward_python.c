@@ -38,6 +38,18 @@ static const char code[] =
     "    assert len(prompts) == len(completions) == len(more)\n"
     "    return [None if c == 'none' else float(c == t) + (m or 0)\n"
     "            for c, t, m in zip(completions, ground_truth, more)]\n"
+    "def chat(prompts, completions, completion_ids, **columns):\n"
+    "    assert sorted(columns) == ['answer', 'data_source', 'ground_truth', 'level', 'split'], "
+    "sorted(columns)\n"
+    "    assert [c[0]['role'] for c in completions] == ['assistant'] * len(prompts)\n"
+    "    assert prompts[0][-1] == {'role': 'user', 'content': 'question'}\n"
+    "    assert columns['ground_truth'] == [42] and columns['answer'] == [{'x': [1]}]\n"
+    "    assert columns['level'] == ['of the row'] and columns['split'] == ['train']\n"
+    "    return [float(c[0]['content'] == 'right') + sum(i) for c, i in zip(completions, completion_ids)]\n"
+    "def typed(data_source, solution_str, ground_truth, extra_info):\n"
+    "    return {'score': 1, 'type': type(ground_truth).__name__, 'extra': type(extra_info).__name__}\n"
+    "def names_of_its_own(data, answer):\n"
+    "    return 1\n"
     "def short(completions, **kwargs):\n"
     "    return [1.0] * (len(completions) - 1)\n"
     "not_a_function = 7\n";
@@ -162,6 +174,75 @@ static void test_python_trls_function_gets_lists(void **state)
     rk_json_free(extra_info);
 }
 
+/* Goal: a prompt of messages gives TRL's conversational form; columns are those of the row, then those of
+ * verl's members. */
+static void test_python_trls_function_gets_messages_ids_and_columns(void **state)
+{
+    static const char row[] =
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"question\"}], \"truth\": 42, "
+        "\"columns\": {\"answer\": {\"x\": [1]}, \"level\": \"of the row\", "
+        "\"prompt\": \"not a column\"}, "
+        "\"extra\": {\"level\": 7, \"split\": \"train\"}}";
+    static const int32_t ids[] = {3, 4, 5};
+    struct rk_reward_item item = item_of("right", NULL);
+    struct rk_reward_result result;
+    struct rk_json *json = NULL;
+    struct rk_reward *reward;
+
+    (void)state;
+    assert_ok(rk_json_parse(&json, row, strlen(row), "row", 0));
+    item.messages = rk_json_find(json, "messages");
+    item.columns = rk_json_find(json, "columns");
+    item.extra_info = rk_json_find(json, "extra");
+    item.ground_truth = "42";
+    item.ground_truth_json = rk_json_find(json, "truth");
+    item.completion_ids = ids;
+    item.num_completion_ids = RK_ARRAY_LEN(ids);
+    assert_ok(open_python(&reward, "\"path\": \"score.py\", \"name\": \"chat\"", "\"style\": \"trl\""));
+    assert_ok(rk_reward_score(reward, &item, 1, &result, NULL));
+    if (result.message)
+        fail_msg("the message is '%s'", result.message);
+    assert_true(result.score == 1 + 3 + 4 + 5);
+    rk_reward_results_fini(&result, 1);
+    rk_reward_destroy(reward);
+    rk_json_free(json);
+}
+
+static const struct {
+    const char *value, *type;
+} truths[] = {
+    {"42", "int"},    {"0.5", "float"}, {"[\"a\", 1]", "list"}, {"{\"target\": [\"6\"]}", "dict"},
+    {"true", "bool"}, {"\"6\"", "str"}, {"null", "NoneType"},
+};
+
+/* Goal: values keep their JSON types on the way to the function. */
+static void test_python_values_keep_their_types(void **state)
+{
+    struct rk_reward *reward;
+
+    (void)state;
+    assert_ok(open_python(&reward, "\"path\": \"score.py\", \"name\": \"typed\"", ""));
+    for (size_t i = 0; i < RK_ARRAY_LEN(truths); i++) {
+        struct rk_reward_item item = item_of("x", NULL);
+        struct rk_reward_result result;
+        char *text = rk_format("[%s]", truths[i].value);
+        struct rk_json *json = NULL;
+
+        print_message("  %s\n", truths[i].value);
+        assert_ok(rk_json_parse(&json, text, strlen(text), "truth", 0));
+        item.ground_truth_json = rk_json_at(json, 0);
+        item.extra_info = json; /* no object: passed as it is */
+        assert_ok(rk_reward_score(reward, &item, 1, &result, NULL));
+        assert_int_equal(result.outcome, RK_REWARD_SCORED);
+        assert_string_equal(rk_json_as_string(rk_json_find(result.extra, "type"), ""), truths[i].type);
+        assert_string_equal(rk_json_as_string(rk_json_find(result.extra, "extra"), ""), "list");
+        rk_reward_results_fini(&result, 1);
+        rk_json_free(json);
+        rk_free(text);
+    }
+    rk_reward_destroy(reward);
+}
+
 static void test_python_trls_function_of_the_wrong_length_fails_the_items(void **state)
 {
     struct rk_reward_item items[2] = {item_of("a", NULL), item_of("b", NULL)};
@@ -189,6 +270,10 @@ static const struct {
     {"\"path\": \"broken.py\"", "SyntaxError"},
     {"\"path\": \"leaves.py\"", "SystemExit"},
     {"\"path\": \"pkg://no_such_module\"", "no_such_module"},
+    {"\"path\": \"score.py\", \"name\": \"names_of_its_own\"",
+     "names_of_its_own(data, answer) cannot be called with data_source, solution_str, ground_truth, "
+     "extra_info: "},
+    {"\"path\": \"score.py\", \"reward_kwargs\": {\"malus\": 1}", "unexpected keyword argument 'malus'"},
 };
 
 static void test_python_function_that_does_not_load_is_refused(void **state)
@@ -226,6 +311,8 @@ int main(void)
         cmocka_unit_test(test_python_verls_function_scores_and_fails_item_by_item),
         cmocka_unit_test(test_python_coroutines_of_a_batch_run_together),
         cmocka_unit_test(test_python_trls_function_gets_lists),
+        cmocka_unit_test(test_python_trls_function_gets_messages_ids_and_columns),
+        cmocka_unit_test(test_python_values_keep_their_types),
         cmocka_unit_test(test_python_trls_function_of_the_wrong_length_fails_the_items),
         cmocka_unit_test(test_python_function_that_does_not_load_is_refused),
     };
