@@ -90,6 +90,7 @@ void rk_cli_fini(struct rk_cli *cli)
 {
     rk_command_line_fini(&cli->line);
     rk_free(cli->identity_dir);
+    rk_free(cli->job_text);
 }
 
 void rk_cli_format_help(const struct rk_command *command, struct rk_str *out)
@@ -236,7 +237,7 @@ struct rk_status *rk_cli_find_rankd(char **out)
 
 char *rk_cli_directory_of(const char *path)
 {
-    char *relative = rk_path_dir(path);
+    char *relative = path ? rk_path_dir(path) : rk_strdup(".");
     char absolute[PATH_MAX];
     char *dir = rk_strdup(realpath(relative, absolute) ? absolute : relative);
 

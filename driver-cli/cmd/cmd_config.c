@@ -8,25 +8,22 @@
 #include "base/rk_config.h"
 #include "driver-cli/driver/job_internal.h"
 
-static struct rk_status *load(const struct rk_cli *cli, struct rk_config **job)
+static struct rk_status *load(struct rk_cli *cli, struct rk_config **job)
 {
     const char *text = rk_cli_find(cli, "world");
     int64_t world = 0;
     struct rk_status *st;
 
     *job = NULL;
-    if (cli->line.args.count < 2)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "rankctl config %s: expected a JOB.json",
-                       cli->line.args.items[0]);
     if (text && (!rk_parse_i64(text, &world) || world < 1 || world > RK_MESH_MAX_RANKS))
         return RK_FAIL(RK_INVALID_ARGUMENT, "--world=%s: expected a number of daemons", text);
-    RK_TRY(rk_job_load(job, cli->line.args.items[1], cli->line.args.items + 2, cli->line.args.count - 2));
+    RK_TRY(rk_cli_load_job(job, cli, 1, NULL, 0));
     st = world > 0 ? rk_job_check(*job, (int32_t)world) : NULL;
     if (!st)
         return NULL;
     rk_config_destroy(*job);
     *job = NULL;
-    return RK_WRAP(st, "%s", cli->line.args.items[1]);
+    return RK_WRAP(st, "%s", rk_cli_job_args(cli, 1).name);
 }
 
 static struct rk_status *check(struct rk_cli *cli)
@@ -34,7 +31,7 @@ static struct rk_status *check(struct rk_cli *cli)
     struct rk_config *job;
 
     RK_TRY(load(cli, &job));
-    printf("%s is fine\n", cli->line.args.items[1]);
+    printf("%s is fine\n", rk_cli_job_args(cli, 1).name);
     rk_config_destroy(job);
     return NULL;
 }
@@ -95,7 +92,7 @@ static const struct rk_option options[] = {
 
 const struct rk_command rk_cmd_config = {
     .name = "config",
-    .args = "check|show JOB.json [KEY=VALUE...]  |  verl",
+    .args = "check|show [JOB.json|-] [KEY=VALUE...]  |  verl",
     .min_args = 1,
     .max_args = INT_MAX,
     .summary = "check or show a job; list verl's keys",

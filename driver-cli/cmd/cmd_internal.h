@@ -19,7 +19,7 @@ struct rk_cli;
 
 struct rk_command {
     const char *name; /* "run", "checkpoint list" */
-    const char *args; /* "JOB.json [KEY=VALUE...]"; "" for none */
+    const char *args; /* "[JOB.json|-] [KEY=VALUE...]"; "" for none */
     int min_args, max_args;
     const char *summary;             /* one line */
     const char *details;             /* shown by --help below the options; NULL: none */
@@ -55,6 +55,7 @@ struct rk_cli {
     struct rk_command_line line;
     bool has_told;      /* the printed object contains the error as well */
     char *identity_dir; /* directory of the driver keys of this user; NULL: none */
+    char *job_text;     /* the job from standard input, once it is read */
 };
 
 /* INVALID_ARGUMENT with the reason USAGE for unknown options and arguments. */
@@ -75,6 +76,20 @@ struct rk_status *rk_cli_usage(struct rk_status *st) RK_NODISCARD;
  */
 int rk_cli_exit_code(const struct rk_status *st);
 
+/* --- the job among the arguments --- */
+/* JOB.json or "-", then KEY=VALUE...; or only keys, of an empty job. */
+struct rk_cli_job_args {
+    const char *path; /* NULL: not a file */
+    const char *name; /* the source, for messages */
+    bool is_stdin;
+    const char *const *keys; /* borrowed */
+    int64_t num_keys;
+};
+struct rk_cli_job_args rk_cli_job_args(const struct rk_cli *cli, int64_t first);
+/* Loads the job of the arguments from `first` on; `more` keys follow. Standard input is read once. */
+struct rk_status *rk_cli_load_job(struct rk_config **out, struct rk_cli *cli, int64_t first,
+                                  const char *const *more, int64_t num_more) RK_NODISCARD;
+
 /* --- the daemons --- */
 /* --hosts, else RANKCTL_HOSTS. count stays 0 when neither is given. */
 struct rk_status *rk_cli_hosts(const struct rk_cli *cli, struct rk_hosts *out) RK_NODISCARD;
@@ -86,7 +101,8 @@ struct rk_status *rk_cli_open(const struct rk_cli *cli, const struct rk_hosts *h
                               struct rk_driver **out) RK_NODISCARD;
 /* Path of rankd, in the directory of rankctl; rk_free it. */
 struct rk_status *rk_cli_find_rankd(char **out) RK_NODISCARD;
-/* The absolute directory that the file `path` is in, or as given when there is none; rk_free it. */
+/* The absolute directory that the file `path` is in, or as given when there is none; NULL: the working
+ * directory. rk_free it. */
 char *rk_cli_directory_of(const char *path);
 /* SIGINT, SIGTERM and SIGHUP, unless it is ignored, then interrupt the driver instead of ending the
  * process (NULL: they are only counted). */

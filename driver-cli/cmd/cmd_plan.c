@@ -74,19 +74,19 @@ static struct rk_status *read_options(struct planning *plan)
 
 static struct rk_status *read_inputs(struct planning *plan)
 {
-    const char *path = plan->cli->line.args.items[0];
+    struct rk_cli_job_args args = rk_cli_job_args(plan->cli, 0);
     struct rk_status *st;
 
     RK_TRY(read_options(plan));
-    RK_TRY(rk_job_load(&plan->job, path, plan->cli->line.args.items + 1, plan->cli->line.args.count - 1));
+    RK_TRY(rk_cli_load_job(&plan->job, plan->cli, 0, NULL, 0));
     st = rk_job_check(plan->job, plan->world_size);
     if (!st) {
-        plan->job_dir = rk_cli_directory_of(path);
+        plan->job_dir = rk_cli_directory_of(args.path);
         st = rk_flow_inputs_load(&plan->inputs, plan->job, plan->job_dir);
     }
     if (!st)
         st = rk_model_dirs_check(plan->job, &plan->inputs);
-    return st ? RK_WRAP(st, "%s", path) : NULL;
+    return st ? RK_WRAP(st, "%s", args.name) : NULL;
 }
 
 /* --- the daemon --- */
@@ -334,7 +334,7 @@ static struct rk_status *add_deaths(struct planning *plan, struct rk_status *st)
 
 static struct rk_status *plan_job(struct rk_cli *cli)
 {
-    struct planning plan = {.cli = cli, .report = {.job = cli->line.args.items[0]}};
+    struct planning plan = {.cli = cli, .report = {.job = rk_cli_job_args(cli, 0).name}};
     struct rk_status *st = read_inputs(&plan);
 
     if (st) {
@@ -372,7 +372,7 @@ static const struct rk_option plan_options[] = {
 
 const struct rk_command rk_cmd_plan = {
     .name = "plan",
-    .args = "JOB.json [KEY=VALUE...]",
+    .args = "[JOB.json|-] [KEY=VALUE...]",
     .min_args = 1,
     .max_args = INT_MAX,
     .summary = "plan layout, memory and rates of a job on N daemons, without starting them",

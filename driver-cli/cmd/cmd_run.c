@@ -73,20 +73,20 @@ static void read_files(struct rk_run_command *run)
 
 static struct rk_status *read_inputs(struct rk_run_command *run)
 {
-    const char *path = run->cli->line.args.items[0];
+    struct rk_cli_job_args args = rk_cli_job_args(run->cli, 0);
     struct rk_status *st;
 
     RK_TRY(read_world(run));
-    RK_TRY(rk_job_load(&run->job, path, run->cli->line.args.items + 1, run->cli->line.args.count - 1));
+    RK_TRY(rk_cli_load_job(&run->job, run->cli, 0, NULL, 0));
     st = rk_job_check(run->job, run->world_size);
     if (st)
-        return RK_WRAP(st, "%s", path);
-    run->job_dir = rk_cli_directory_of(path);
+        return RK_WRAP(st, "%s", args.name);
+    run->job_dir = rk_cli_directory_of(args.path);
     read_files(run);
     st = rk_flow_inputs_load(&run->inputs, run->job, run->job_dir);
     if (!st && rk_cli_has(run->cli, "local")) /* else they are on the daemons' hosts */
         st = rk_model_dirs_check(run->job, &run->inputs);
-    return st ? RK_WRAP(st, "%s", path) : NULL;
+    return st ? RK_WRAP(st, "%s", args.name) : NULL;
 }
 
 /* Locked or damaged files are not usage errors. */
@@ -102,7 +102,7 @@ static struct rk_status *open_checkpoints(struct rk_run_command *run)
     rk_code_t code = rk_status_code(st);
 
     if (code == RK_INVALID_ARGUMENT || code == RK_NOT_FOUND || code == RK_PERMISSION_DENIED)
-        return rk_cli_usage(RK_WRAP(st, "%s", run->cli->line.args.items[0]));
+        return rk_cli_usage(RK_WRAP(st, "%s", rk_cli_job_args(run->cli, 0).name));
     return st;
 }
 
@@ -456,7 +456,7 @@ static const struct rk_option run_options[] = {
 
 const struct rk_command rk_cmd_run = {
     .name = "run",
-    .args = "JOB.json [KEY=VALUE...]",
+    .args = "[JOB.json|-] [KEY=VALUE...]",
     .min_args = 1,
     .max_args = INT_MAX,
     .summary = "run a training job",

@@ -166,7 +166,7 @@ static const struct rk_option verify_options[] = {
 
 const struct rk_command rk_cmd_verify_layout = {
     .name = "verify-layout",
-    .args = "JOB.json [KEY=VALUE...]",
+    .args = "[JOB.json|-] [KEY=VALUE...]",
     .min_args = 1,
     .max_args = INT_MAX,
     .summary = "compare the results of a job's layout with those of one rank",

@@ -79,7 +79,7 @@ static struct rk_status *read_options(struct rk_verification *v)
     RK_TRY(read_count(&seed, v->cli, "seed"));
     v->options.seed = (uint64_t)seed;
     v->report.dtype = v->options.dtype;
-    v->report.job = v->cli->line.args.items[0];
+    v->report.job = rk_cli_job_args(v->cli, 0).name;
     return NULL;
 }
 
@@ -140,13 +140,11 @@ struct rk_status *rk_verification_load_job(struct rk_config **out, const struct 
     RK_ARRAY(const char *) keys = {0};
     struct rk_status *st;
 
-    for (int64_t i = 1; i < v->cli->line.args.count; i++)
-        rk_array_append(&keys, v->cli->line.args.items[i]);
     for (size_t k = 0; k < RK_ARRAY_LEN(lists); k++) {
         for (int64_t i = 0; lists[k] && i < lists[k]->items.count; i++)
             rk_array_append(&keys, lists[k]->items.items[i]);
     }
-    st = rk_job_load(out, v->cli->line.args.items[0], keys.items, keys.count);
+    st = rk_cli_load_job(out, v->cli, 0, keys.items, keys.count);
     rk_array_fini(&keys);
     return st;
 }
@@ -159,7 +157,7 @@ static struct rk_status *read_job(struct rk_verification *v)
 
     RK_TRY(rk_verification_load_job(&job, v, NULL));
     st = rk_job_check(job, v->world_size);
-    v->job_dir = rk_cli_directory_of(v->cli->line.args.items[0]);
+    v->job_dir = rk_cli_directory_of(rk_cli_job_args(v->cli, 0).path);
     if (!st)
         st = make_work_dir(v);
     if (!st)
@@ -195,5 +193,5 @@ struct rk_status *rk_verification_read(struct rk_verification *v)
         st = rk_model_dirs_check(v->layout.job, &v->inputs);
     if (!st)
         fit_tolerance(v);
-    return st ? RK_WRAP(st, "%s", v->cli->line.args.items[0]) : NULL;
+    return st ? RK_WRAP(st, "%s", rk_cli_job_args(v->cli, 0).name) : NULL;
 }

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_config.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "proto/limits.h"
@@ -29,17 +30,13 @@ struct rk_status *rk_errno_status(const char *action, const char *path)
     return RK_FAIL(code, "%s '%s': %s", action, path, strerror(error));
 }
 
-struct rk_status *rk_load_file(char **out, size_t *bytes, const char *path, size_t max_bytes)
+static struct rk_status *read_all(char **out, size_t *bytes, FILE *file, const char *path, size_t max_bytes)
 {
     struct rk_status *st = NULL;
     struct rk_str text = {0};
     char part[4096];
     size_t got;
-    FILE *file = fopen(path, "rb");
 
-    *out = NULL;
-    if (!file)
-        return rk_errno_status("cannot open", path);
     rk_str_append(&text, "");
     while (!st && (got = fread(part, 1, sizeof(part), file)) > 0) {
         if (text.bytes + got > max_bytes)
@@ -50,7 +47,6 @@ struct rk_status *rk_load_file(char **out, size_t *bytes, const char *path, size
     }
     if (!st && ferror(file))
         st = rk_errno_status("cannot read", path);
-    fclose(file);
     if (!st) {
         if (bytes)
             *bytes = text.bytes;
@@ -58,6 +54,25 @@ struct rk_status *rk_load_file(char **out, size_t *bytes, const char *path, size
     }
     rk_str_fini(&text);
     return st;
+}
+
+struct rk_status *rk_load_file(char **out, size_t *bytes, const char *path, size_t max_bytes)
+{
+    FILE *file = fopen(path, "rb");
+    struct rk_status *st;
+
+    *out = NULL;
+    if (!file)
+        return rk_errno_status("cannot open", path);
+    st = read_all(out, bytes, file, path, max_bytes);
+    fclose(file);
+    return st;
+}
+
+struct rk_status *rk_load_stdin(char **out, size_t max_bytes)
+{
+    *out = NULL;
+    return read_all(out, NULL, stdin, "standard input", max_bytes);
 }
 
 static struct rk_status *make_dir(const char *path)
@@ -138,6 +153,10 @@ struct rk_status *rk_copy_if_there(const char *from_dir, const char *to_dir, con
 
 char *rk_resolve_path(const char *base, const char *path)
 {
+    const char *home = rk_str_has_prefix(path, "~/") ? rk_env("HOME") : NULL;
+
+    if (home && *home)
+        return rk_path_join(home, path + 2);
     return path[0] == '/' ? rk_strdup(path) : rk_path_join(base, path);
 }
 

@@ -11,6 +11,8 @@
 
 /* The whole file, terminated; rk_free it. NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED over max_bytes. */
 struct rk_status *rk_load_file(char **out, size_t *bytes, const char *path, size_t max_bytes) RK_NODISCARD;
+/* The same of standard input. */
+struct rk_status *rk_load_stdin(char **out, size_t max_bytes) RK_NODISCARD;
 /* The first line of a token file; rk_free it. INVALID_ARGUMENT when group or others have access, or the line
  * is empty or holds more than printable ASCII. */
 struct rk_status *rk_read_token(char **out, const char *path) RK_NODISCARD;
@@ -18,7 +20,7 @@ struct rk_status *rk_read_token(char **out, const char *path) RK_NODISCARD;
 struct rk_status *rk_make_dirs(const char *path) RK_NODISCARD;
 /* Copies a small file; a missing source is not an error. */
 struct rk_status *rk_copy_if_there(const char *from_dir, const char *to_dir, const char *name) RK_NODISCARD;
-/* "base/path" unless path is absolute; rk_free it. */
+/* "base/path" unless path is absolute; "~/" at its beginning is the home directory. rk_free it. */
 char *rk_resolve_path(const char *base, const char *path);
 /* `text` as the name of one file in a directory: without slashes, control characters, "." and
  * ".."; rk_free it. */

@@ -69,20 +69,28 @@ static const struct {
     [RK_JOB_KNOBS_SAMPLING] = {sampling_knobs, RK_ARRAY_LEN(sampling_knobs)},
 };
 
+static struct rk_status *load(struct rk_config **out, struct rk_config_source source)
+{
+    source.keys = keys;
+    source.num_keys = RK_ARRAY_LEN(keys);
+    source.env_prefix = "RANKCTL_JOB";
+    source.foreign = rk_job_verl_keys(&source.num_foreign);
+    return rk_config_load(out, &source);
+}
+
 struct rk_status *rk_job_load(struct rk_config **out, const char *path, const char *const *overrides,
                               int64_t num_overrides)
 {
-    struct rk_config_source source = {
-        .keys = keys,
-        .num_keys = RK_ARRAY_LEN(keys),
-        .file = path,
-        .env_prefix = "RANKCTL_JOB",
-        .overrides = overrides,
-        .num_overrides = num_overrides,
-    };
+    return load(
+        out, (struct rk_config_source){.file = path, .overrides = overrides, .num_overrides = num_overrides});
+}
 
-    source.foreign = rk_job_verl_keys(&source.num_foreign);
-    return rk_config_load(out, &source);
+struct rk_status *rk_job_load_text(struct rk_config **out, const char *text, const char *name,
+                                   const char *const *overrides, int64_t num_overrides)
+{
+    return load(out,
+                (struct rk_config_source){
+                    .text = text, .text_name = name, .overrides = overrides, .num_overrides = num_overrides});
 }
 
 static struct rk_json *resolved(const struct rk_json *path, const char *dir)

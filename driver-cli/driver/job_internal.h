@@ -39,9 +39,12 @@
 #define RK_JOB_ROLLOUT_TP    "tensor_model_parallel_size"
 #define RK_JOB_ROLLOUT_EP    "expert_parallel_size"
 
-/* Reads the file, then the environment (RANKCTL_JOB_<KEY>), then the overrides ("a.b=VALUE"). */
+/* Reads the file (NULL: none), then the environment (RANKCTL_JOB_<KEY>), then the overrides ("a.b=VALUE"). */
 struct rk_status *rk_job_load(struct rk_config **out, const char *path, const char *const *overrides,
                               int64_t num_overrides) RK_NODISCARD;
+/* The same of JSON text that messages call `name`. */
+struct rk_status *rk_job_load_text(struct rk_config **out, const char *text, const char *name,
+                                   const char *const *overrides, int64_t num_overrides) RK_NODISCARD;
 /* Checks the keys together and with the number of daemons; INVALID_ARGUMENT with all problems, one per
  * line. */
 struct rk_status *rk_job_check(const struct rk_config *job, int32_t world_size) RK_NODISCARD;
