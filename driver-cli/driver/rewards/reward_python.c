@@ -6,18 +6,15 @@
  * "reward_kwargs": {}}, "style": "verl" or "trl", "python": "python3", and the keys of the workers}. */
 #include "driver-cli/driver/rewards/rewards_internal.h"
 
-#include <dlfcn.h>
-#include <limits.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
 #include "driver-cli/driver/files_internal.h"
 #include "driver-cli/driver/rewards/pool_internal.h"
+#include "driver-cli/driver/share_internal.h"
 
-#define SHIM     "share/rankd/python/rankd_reward.py"
+#define SHIM     "python/rankd_reward.py"
 #define FUNCTION "reward.custom_reward_function"
 #define NUM_ARGS 10
 
@@ -25,43 +22,6 @@ struct function {
     const char *path, *name, *style, *python;
     const struct rk_json *kwargs; /* NULL: none */
 };
-
-/* --- the shim: located relative to the program (installed or in a build directory) or to the library --- */
-
-static char *find_near(const char *file)
-{
-    static const char *const ways_up[] = {"..", "../.."};
-    char *dir = rk_path_dir(file), *found = NULL;
-
-    for (size_t i = 0; i < RK_ARRAY_LEN(ways_up) && !found; i++) {
-        found = rk_format("%s/%s/" SHIM, dir, ways_up[i]);
-        if (access(found, R_OK) != 0) {
-            rk_free(found);
-            found = NULL;
-        }
-    }
-    rk_free(dir);
-    return found;
-}
-
-static struct rk_status *find_shim(char **out)
-{
-    char self[PATH_MAX], absolute[PATH_MAX];
-    ssize_t bytes = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    Dl_info library;
-
-    self[bytes > 0 ? bytes : 0] = '\0';
-    *out = find_near(self);
-    if (!*out && dladdr(&rk_reward_python, &library) != 0 && library.dli_fname)
-        *out = find_near(library.dli_fname);
-    if (!*out)
-        return RK_FAIL(RK_NOT_FOUND, "reward 'python': cannot find " SHIM " beside %s", self);
-    if (realpath(*out, absolute)) { /* the workers run elsewhere */
-        rk_free(*out);
-        *out = rk_strdup(absolute);
-    }
-    return NULL;
-}
 
 /* --- configuration --- */
 
@@ -113,7 +73,7 @@ static struct rk_status *make_argv(char ***out, const struct function *function,
     int count = 0;
 
     *out = NULL;
-    RK_TRY(find_shim(&shim));
+    RK_TRY(rk_share_find(&shim, SHIM));
     argv = rk_calloc(NUM_ARGS + 1, sizeof(*argv));
     argv[count++] = resolve_program(function->python, dir);
     argv[count++] = shim;
