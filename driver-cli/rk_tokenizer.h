@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/rk_json.h"
 #include "base/rk_status.h"
 #include "base/rk_str.h"
 
@@ -23,6 +24,10 @@ struct rk_tokenizer_ids {
 };
 
 struct rk_status *rk_tokenizer_create_file(struct rk_tokenizer **out, const char *path) RK_NODISCARD;
+/* The same with tokens of tokenizer.json that other files name (rk_special_tokens_read_dir): they are special
+ * here too, as in transformers. Tokens that it does not have are ignored. */
+struct rk_status *rk_tokenizer_create_special(struct rk_tokenizer **out, const char *path,
+                                              const struct rk_json *special) RK_NODISCARD;
 struct rk_status *rk_tokenizer_create_json(struct rk_tokenizer **out, const char *text, size_t bytes,
                                            const char *source) RK_NODISCARD;
 void rk_tokenizer_destroy(struct rk_tokenizer *tokenizer); /* NULL is a no-op */
@@ -37,6 +42,11 @@ void rk_tokenizer_decode(const struct rk_tokenizer *tokenizer, const int32_t *id
                          bool skip_special_tokens, struct rk_str *out);
 int32_t rk_tokenizer_find_token(const struct rk_tokenizer *tokenizer, const char *token); /* -1 when absent */
 int64_t rk_tokenizer_vocab_size(const struct rk_tokenizer *tokenizer);                    /* largest id + 1 */
+
+/* The special tokens that tokenizer_config.json and special_tokens_map.json of a directory name: an object
+ * from "eos_token", "bos_token", ... to their texts, and "additional_special_tokens", a list of the others.
+ * It has no names without these files. */
+struct rk_status *rk_special_tokens_read_dir(struct rk_json **out, const char *dir) RK_NODISCARD;
 
 RK_END_DECLS
 

@@ -131,6 +131,22 @@ struct rk_status *rk_make_dirs(const char *path)
     return st;
 }
 
+struct rk_status *rk_load_json_if_there(struct rk_json **out, const char *dir, const char *name,
+                                        size_t max_bytes, uint32_t flags)
+{
+    char *path = rk_path_join(dir, name);
+    struct rk_status *st = rk_json_parse_file(out, path, max_bytes, flags);
+
+    rk_free(path);
+    if (!st)
+        return NULL;
+    *out = NULL;
+    if (rk_status_code(st) != RK_NOT_FOUND)
+        return st;
+    rk_status_free(st);
+    return NULL;
+}
+
 struct rk_status *rk_copy_if_there(const char *from_dir, const char *to_dir, const char *name)
 {
     struct rk_status *st;

@@ -18,6 +18,9 @@ struct rk_status *rk_load_stdin(char **out, size_t max_bytes) RK_NODISCARD;
 struct rk_status *rk_read_token(char **out, const char *path) RK_NODISCARD;
 /* Creates the directory and its parents; an existing one is accepted. */
 struct rk_status *rk_make_dirs(const char *path) RK_NODISCARD;
+/* DIR/NAME as JSON; *out is NULL when there is no such file. Flags of rk_json_parse. */
+struct rk_status *rk_load_json_if_there(struct rk_json **out, const char *dir, const char *name,
+                                        size_t max_bytes, uint32_t flags) RK_NODISCARD;
 /* Copies a small file; a missing source is not an error. */
 struct rk_status *rk_copy_if_there(const char *from_dir, const char *to_dir, const char *name) RK_NODISCARD;
 /* "base/path" unless path is absolute; "~/" at its beginning is the home directory. rk_free it. */

@@ -4,22 +4,14 @@
 #include "base/rk_alloc.h"
 #include "driver-cli/driver/chat/chat_internal.h"
 #include "driver-cli/driver/files_internal.h"
+#include "driver-cli/rk_tokenizer.h"
 
 #define CONFIG_BYTES_MAX (16u << 20) /* tokenizer_config.json lists every added token */
 
-/* DIR/NAME as JSON; *out is NULL when there is no such file. */
 static struct rk_status *read_json(struct rk_json **out, const char *dir, const char *name)
 {
-    char *path = rk_path_join(dir, name);
-    struct rk_status *st =
-        rk_json_parse_file(out, path, CONFIG_BYTES_MAX, RK_JSON_BIG_INT_AS_REAL | RK_JSON_ALLOW_NUL);
-
-    rk_free(path);
-    if (rk_status_code(st) != RK_NOT_FOUND)
-        return st;
-    rk_status_free(st);
-    *out = NULL;
-    return NULL;
+    return rk_load_json_if_there(out, dir, name, CONFIG_BYTES_MAX,
+                                 RK_JSON_BIG_INT_AS_REAL | RK_JSON_ALLOW_NUL);
 }
 
 /* DIR/NAME as a template; *out is unchanged if there is no such file. */
@@ -90,39 +82,19 @@ static struct rk_status *compile_member(struct rk_chat *chat, const struct rk_js
     return st;
 }
 
-/* Members of `from` that name special tokens: text, or an object with the member "content". */
-static void take_tokens(struct rk_json *variables, const struct rk_json *from)
-{
-    static const char *const names[] = {"bos_token", "eos_token", "unk_token", "sep_token",
-                                        "pad_token", "cls_token", "mask_token"};
-
-    for (size_t i = 0; i < RK_ARRAY_LEN(names); i++) {
-        const struct rk_json *token = rk_json_find(from, names[i]);
-
-        if (rk_json_type(token) == RK_JSON_OBJECT)
-            token = rk_json_find(token, "content");
-        if (rk_json_type(token) == RK_JSON_STRING)
-            rk_json_set(variables, names[i], rk_json_clone(token));
-    }
-}
-
 static struct rk_status *read_dir(struct rk_chat *chat, const char *dir, const char *custom)
 {
-    struct rk_json *config = NULL, *tokens = NULL, *legacy = NULL;
+    struct rk_json *config = NULL, *legacy = NULL;
     struct rk_status *st;
 
-    RK_TRY_GOTO(st, read_json(&config, dir, "tokenizer_config.json"), out);
-    RK_TRY_GOTO(st, read_json(&tokens, dir, "special_tokens_map.json"), out);
-    take_tokens(chat->variables, config);
-    if (!rk_json_find(config, "added_tokens_decoder")) /* if it exists, transformers does not read other
-                                                        * files */
-        take_tokens(chat->variables, tokens);
+    RK_TRY_GOTO(st, rk_special_tokens_read_dir(&chat->variables, dir), out);
     if (custom) {
         st = rk_jinja_compile(&chat->plain, custom, strlen(custom), "template");
         goto out;
     }
     RK_TRY_GOTO(st, compile_file(&chat->plain, dir, "chat_template.jinja"), out);
     RK_TRY_GOTO(st, compile_file(&chat->with_tools, dir, "additional_chat_templates/tool_use.jinja"), out);
+    RK_TRY_GOTO(st, read_json(&config, dir, "tokenizer_config.json"), out);
     if (!chat->plain)
         RK_TRY_GOTO(st, compile_member(chat, config, dir, "tokenizer_config.json"), out);
     if (!chat->plain) {
@@ -131,7 +103,6 @@ static struct rk_status *read_dir(struct rk_chat *chat, const char *dir, const c
     }
 out:
     rk_json_free(config);
-    rk_json_free(tokens);
     rk_json_free(legacy);
     return st;
 }
@@ -142,7 +113,6 @@ struct rk_status *rk_chat_create_dir(struct rk_chat **out, const char *dir, cons
     struct rk_status *st;
 
     *out = NULL;
-    chat->variables = rk_json_new_object();
     st = read_dir(chat, dir, custom);
     if (!st && chat->plain)
         *out = chat;

@@ -14,18 +14,9 @@
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 
-/* DIR/NAME as JSON; *out stays NULL when there is no such file. */
 static struct rk_status *read_optional_json(struct rk_json **out, const char *dir, const char *name)
 {
-    char *path = rk_path_join(dir, name);
-    struct rk_status *st = rk_json_parse_file(out, path, RK_FLOW_CONFIG_BYTES_MAX, RK_JSON_BIG_INT_AS_REAL);
-
-    rk_free(path);
-    if (rk_status_code(st) != RK_NOT_FOUND)
-        return st;
-    rk_status_free(st);
-    *out = NULL;
-    return NULL;
+    return rk_load_json_if_there(out, dir, name, RK_FLOW_CONFIG_BYTES_MAX, RK_JSON_BIG_INT_AS_REAL);
 }
 
 static struct rk_workload workload_of(const struct rk_json *hf_config)
@@ -37,29 +28,76 @@ static struct rk_workload workload_of(const struct rk_json *hf_config)
                                                                               : RK_FLOW_WORKLOAD_DEFAULT};
 }
 
-/* Some configurations use -1 for none. */
-static void add_eos(struct rk_json *ids, const struct rk_json *id)
+static void add_eos(struct rk_json *ids, int64_t id)
 {
-    if (!rk_json_is_null(id) && rk_json_as_int(id, 0) >= 0)
-        rk_json_append(ids, rk_json_clone(id));
+    for (int64_t i = 0; i < rk_json_count(ids); i++) {
+        if (rk_json_as_int(rk_json_at(ids, i), -1) == id)
+            return;
+    }
+    rk_json_append(ids, rk_json_new_int(id));
 }
 
-/* generation_config.json overrides config.json; a list, a number and no value are all legal. */
-static void read_token_ids(struct rk_flow_inputs *inputs, const struct rk_json *generation)
+/* A list, a number and no value are all legal; some configurations use -1 for none. */
+static struct rk_status *add_eos_of(struct rk_json *ids, const struct rk_json *config, const char *file)
 {
-    const struct rk_json *eos = rk_json_find(generation, "eos_token_id");
-    const struct rk_json *pad = rk_json_find(inputs->hf_config, "pad_token_id");
-    bool is_list;
+    const struct rk_json *eos = rk_json_find(config, "eos_token_id");
+    bool is_list = rk_json_type(eos) == RK_JSON_ARRAY;
 
-    if (rk_json_is_null(eos))
-        eos = rk_json_find(inputs->hf_config, "eos_token_id");
-    is_list = !rk_json_is_null(eos) && rk_json_type(eos) == RK_JSON_ARRAY;
+    for (int64_t i = 0; i < (is_list ? rk_json_count(eos) : 1); i++) {
+        const struct rk_json *id = is_list ? rk_json_at(eos, i) : eos;
+
+        if (rk_json_is_null(id))
+            continue;
+        if (rk_json_type(id) != RK_JSON_INT)
+            return RK_FAIL(RK_INVALID_ARGUMENT,
+                           "%s: eos_token_id: expected an integer or a list of integers, got %s", file,
+                           rk_json_type_name(rk_json_type(id)));
+        if (rk_json_as_int(id, -1) >= 0)
+            add_eos(ids, rk_json_as_int(id, -1));
+    }
+    return NULL;
+}
+
+/* Adds the tokenizer's eos_token, if the model can write it. */
+static struct rk_status *add_eos_token(struct rk_json *ids, const struct rk_flow_inputs *inputs)
+{
+    int64_t vocab_size = rk_json_as_int(rk_json_find(inputs->hf_config, "vocab_size"), INT64_MAX);
+    struct rk_json *tokens = NULL;
+    const char *text;
+    int64_t id;
+
+    RK_TRY(rk_special_tokens_read_dir(&tokens, inputs->tokenizer_dir));
+    text = rk_json_as_string(rk_json_find(tokens, "eos_token"), NULL);
+    id = text ? rk_tokenizer_find_token(inputs->tokenizer, text) : -1;
+    if (text && id < 0)
+        RK_WARN("%s: eos_token '%s' is not a token of tokenizer.json and ends no response",
+                inputs->tokenizer_dir, text);
+    else if (id >= vocab_size)
+        RK_WARN("%s: eos_token '%s' has the id %lld, but the model's vocab_size is %lld: it ends no response",
+                inputs->tokenizer_dir, text, (long long)id, (long long)vocab_size);
+    else if (text)
+        add_eos(ids, id);
+    rk_json_free(tokens);
+    return NULL;
+}
+
+/* All of these end a response, as with vLLM and SGLang. The tokenizer's is the first: verl and TRL append it
+ * to a response that is text. */
+static struct rk_status *load_token_ids(struct rk_flow_inputs *inputs, const struct rk_config *job)
+{
     inputs->eos_ids = rk_json_new_array();
-    for (int64_t i = 0; i < (is_list ? rk_json_count(eos) : 1); i++)
-        add_eos(inputs->eos_ids, is_list ? rk_json_at(eos, i) : eos);
-    inputs->pad_id = rk_json_as_int(pad, -1);
+    RK_TRY(add_eos_token(inputs->eos_ids, inputs));
+    RK_TRY(add_eos_of(inputs->eos_ids, inputs->generation_config, "generation_config.json"));
+    RK_TRY(add_eos_of(inputs->eos_ids, inputs->hf_config, "config.json"));
+    inputs->pad_id = rk_json_as_int(rk_json_find(inputs->hf_config, "pad_token_id"), -1);
     if (inputs->pad_id < 0)
         inputs->pad_id = rk_json_as_int(rk_json_at(inputs->eos_ids, 0), 0);
+    if (inputs->hf_config && rk_json_count(inputs->eos_ids) == 0 &&
+        !rk_config_bool(job, RK_JOB_ROLLOUT "ignore_eos"))
+        RK_WARN(
+            "neither config.json nor generation_config.json has an eos_token_id, and the tokenizer names no "
+            "eos_token: every response will be data.max_response_length tokens long");
+    return NULL;
 }
 
 static struct rk_status *load_model(struct rk_flow_inputs *inputs, const struct rk_config *job,
@@ -67,32 +105,22 @@ static struct rk_status *load_model(struct rk_flow_inputs *inputs, const struct 
 {
     const char *path = rk_config_string(job, RK_JOB_MODEL "path");
     const char *config_path = rk_config_string(job, RK_JOB_MODEL "hf_config_path");
-    struct rk_json *generation = NULL;
     struct rk_status *st = NULL;
 
     if (path) {
         inputs->model_path = rk_hub_resolve(job_dir, path);
-        RK_TRY_GOTO(st, read_optional_json(&inputs->hf_config, inputs->model_path, "config.json"), out);
-        RK_TRY_GOTO(st, read_optional_json(&generation, inputs->model_path, "generation_config.json"), out);
+        RK_TRY(read_optional_json(&inputs->hf_config, inputs->model_path, "config.json"));
+        RK_TRY(read_optional_json(&inputs->generation_config, inputs->model_path, "generation_config.json"));
     } else {
         char *full = rk_resolve_path(job_dir, config_path);
 
         st = rk_json_parse_file(&inputs->hf_config, full, RK_FLOW_CONFIG_BYTES_MAX, RK_JSON_BIG_INT_AS_REAL);
         rk_free(full);
         if (st)
-            st = RK_WRAP(st, RK_JOB_MODEL "hf_config_path");
-        if (st)
-            goto out;
+            return RK_WRAP(st, RK_JOB_MODEL "hf_config_path");
     }
     inputs->workload = workload_of(inputs->hf_config);
-    read_token_ids(inputs, generation);
-    if (inputs->hf_config && rk_json_count(inputs->eos_ids) == 0 &&
-        !rk_config_bool(job, RK_JOB_ROLLOUT "ignore_eos"))
-        RK_WARN("neither config.json nor generation_config.json has an eos_token_id: every response will be "
-                "data.max_response_length tokens long");
-out:
-    rk_json_free(generation);
-    return st;
+    return NULL;
 }
 
 static struct rk_status *load_tokenizer(struct rk_flow_inputs *inputs, const struct rk_config *job,
@@ -186,6 +214,7 @@ struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct r
     RK_TRY_GOTO(st, load_model(out, job, job_dir), fail);
     RK_TRY_GOTO(st, check_layers(out, job), fail);
     RK_TRY_GOTO(st, load_tokenizer(out, job, job_dir), fail);
+    RK_TRY_GOTO(st, load_token_ids(out, job), fail);
     RK_TRY_GOTO(st, load_chat(out, job), fail);
     RK_TRY_GOTO(st, out->data->load(out, job, job_dir), fail);
     return NULL;
@@ -206,6 +235,7 @@ void rk_flow_inputs_fini(struct rk_flow_inputs *inputs)
     rk_chat_destroy(inputs->chat);
     rk_tokenizer_destroy(inputs->tokenizer);
     rk_json_free(inputs->eos_ids);
+    rk_json_free(inputs->generation_config);
     rk_json_free(inputs->hf_config);
     rk_free(inputs->tokenizer_dir);
     rk_free(inputs->model_path);

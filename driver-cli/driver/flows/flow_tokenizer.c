@@ -10,6 +10,17 @@
 #include "driver-cli/driver/flows/flows_internal.h"
 #include "driver-cli/driver/hub_internal.h"
 
+static struct rk_status *open_file(struct rk_tokenizer **out, const char *file, const char *dir)
+{
+    struct rk_json *special = NULL;
+    struct rk_status *st = rk_special_tokens_read_dir(&special, dir);
+
+    if (!st)
+        st = rk_tokenizer_create_special(out, file, special);
+    rk_json_free(special);
+    return st;
+}
+
 struct rk_status *rk_flow_open_tokenizer(struct rk_tokenizer **out, char **dir, const char *full,
                                          const char *name)
 {
@@ -24,7 +35,7 @@ struct rk_status *rk_flow_open_tokenizer(struct rk_tokenizer **out, char **dir, 
         *dir = rk_path_dir(full);
         file = rk_strdup(full);
     }
-    st = access(full, F_OK) == 0 ? rk_tokenizer_create_file(out, file) : rk_hub_not_found(name, full);
+    st = access(full, F_OK) == 0 ? open_file(out, file, *dir) : rk_hub_not_found(name, full);
     rk_free(file);
     return st;
 }

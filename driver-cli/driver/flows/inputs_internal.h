@@ -55,8 +55,9 @@ struct rk_flow_inputs {
     } of;             /* by rk_flow_prompt_inputs and rk_flow_example_inputs, which assert it */
     char *model_path; /* absolute, of a name in Hugging Face's cache too; NULL: random weights */
     char *tokenizer_dir;
-    struct rk_json *hf_config; /* config.json; NULL when model_path is not on this machine */
-    struct rk_json *eos_ids;   /* array */
+    struct rk_json *hf_config;         /* config.json; NULL when model_path is not on this machine */
+    struct rk_json *generation_config; /* generation_config.json; NULL: the model has none */
+    struct rk_json *eos_ids; /* array of all ids that end a response, the tokenizer's eos_token first */
     int64_t pad_id;
     struct rk_workload workload;
     struct rk_tokenizer *tokenizer;

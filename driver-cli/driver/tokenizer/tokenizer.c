@@ -75,10 +75,17 @@ static struct rk_status *create(struct rk_tokenizer **out, struct rk_json *root,
 
 struct rk_status *rk_tokenizer_create_file(struct rk_tokenizer **out, const char *path)
 {
+    return rk_tokenizer_create_special(out, path, NULL);
+}
+
+struct rk_status *rk_tokenizer_create_special(struct rk_tokenizer **out, const char *path,
+                                              const struct rk_json *special)
+{
     struct rk_json *root = NULL;
 
     *out = NULL;
     RK_TRY(rk_json_parse_file(&root, path, FILE_BYTES_MAX, RK_JSON_ALLOW_NUL | RK_JSON_BIG_INT_AS_REAL));
+    rk_special_tokens_mark(root, special);
     return create(out, root, path);
 }
 

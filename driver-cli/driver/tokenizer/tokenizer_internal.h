@@ -268,6 +268,11 @@ struct rk_status *rk_added_tokens_cut(const struct rk_added_tokens *added, bool 
                                       const struct rk_added_events *events) RK_NODISCARD;
 void rk_added_tokens_fini(struct rk_added_tokens *added);
 
+/* --- special_tokens.c --- */
+/* Makes the tokens that `special` (rk_special_tokens_read_dir, or NULL) names special in `root`, the content
+ * of tokenizer.json. */
+void rk_special_tokens_mark(struct rk_json *root, const struct rk_json *special);
+
 /* --- post_processor.c: ids added around the text by add_special_tokens --- */
 struct rk_around {
     rk_ids_t prefix, suffix;

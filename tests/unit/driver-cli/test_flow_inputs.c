@@ -12,52 +12,90 @@
 #include "proto/rk_methods.h"
 #include "tests/support/test.h"
 
-/* Goal: an id of -1 means none, as in some configurations; padding falls back to the end token, then to 0.
- */
+static void put_file(const char *dir, const char *name, const char *text)
+{
+    char *path = rk_path_join(dir, name);
+
+    if (text)
+        rk_test_write_file(path, text, strlen(text));
+    else
+        (void)unlink(path);
+    rk_free(path);
+}
+
+/* Files of a model, NULL: missing, and the ids that end a response. */
+struct token_ids_case {
+    const char *config, *generation, *tokenizer, *eos;
+    int64_t pad_id;
+};
+
+static void check_token_ids(const char *dir, const struct token_ids_case *c, const struct rk_config *job)
+{
+    struct rk_flow_inputs inputs;
+    char *eos;
+
+    print_message("%s %s %s\n", c->config, c->generation ? c->generation : "-",
+                  c->tokenizer ? c->tokenizer : "-");
+    put_file(dir, "config.json", c->config);
+    put_file(dir, "generation_config.json", c->generation);
+    put_file(dir, "tokenizer_config.json", c->tokenizer);
+    assert_ok(rk_flow_inputs_load(&inputs, job, "/"));
+    eos = rk_json_dump(inputs.eos_ids, 0, false);
+    assert_string_equal(eos, c->eos);
+    assert_int_equal(inputs.pad_id, c->pad_id);
+    rk_free(eos);
+    rk_flow_inputs_fini(&inputs);
+}
+
+/* Goal: the tokenizer's eos_token, generation_config.json and config.json all end a response, in this order
+ * and each id once. An id of -1 means none, as in some configurations; a token that the tokenizer or the
+ * model does not have ends nothing; padding falls back to the first end token, then to 0. */
 static void test_flow_inputs_token_ids(void **state)
 {
-    static const struct {
-        const char *config, *eos;
-        int64_t pad_id;
-    } cases[] = {
-        {"{\"eos_token_id\": 3, \"pad_token_id\": 2}", "[3]", 2},
-        {"{\"eos_token_id\": 3, \"pad_token_id\": -1}", "[3]", 3},
-        {"{\"eos_token_id\": [4, 3], \"pad_token_id\": null}", "[4,3]", 4},
-        {"{\"eos_token_id\": 3}", "[3]", 3},
-        {"{\"eos_token_id\": -1, \"pad_token_id\": -1}", "[]", 0},
-        {"{\"eos_token_id\": null}", "[]", 0},
-        {"{}", "[]", 0},
+    static const struct token_ids_case cases[] = {
+        {"{\"eos_token_id\": 3, \"pad_token_id\": 2}", NULL, NULL, "[3]", 2},
+        {"{\"eos_token_id\": 3, \"pad_token_id\": -1}", NULL, NULL, "[3]", 3},
+        {"{\"eos_token_id\": [4, 3], \"pad_token_id\": null}", NULL, NULL, "[4,3]", 4},
+        {"{\"eos_token_id\": 3}", NULL, "{}", "[3]", 3},
+        {"{\"eos_token_id\": -1, \"pad_token_id\": -1}", NULL, NULL, "[]", 0},
+        {"{\"eos_token_id\": null}", NULL, NULL, "[]", 0},
+        {"{}", NULL, NULL, "[]", 0},
+        {"{\"eos_token_id\": 0}", NULL, "{\"eos_token\": \"<eos>\"}", "[1,0]", 1},
+        {"{\"eos_token_id\": [5, 7, 1], \"pad_token_id\": 0}", NULL,
+         "{\"eos_token\": {\"content\": \"<eos>\"}}", "[1,5,7]", 0},
+        {"{\"eos_token_id\": 3}", "{\"eos_token_id\": [5, 7]}", "{\"eos_token\": \"<eos>\"}", "[1,5,7,3]", 1},
+        {"{}", "{\"eos_token_id\": [5, -1]}", NULL, "[5]", 5},
+        {"{}", NULL, "{\"eos_token\": \"<eos>\"}", "[1]", 1},
+        {"{\"eos_token_id\": 3}", NULL, "{\"eos_token\": \"<|im_end|>\"}", "[3]", 3},
+        {"{\"eos_token_id\": 0, \"vocab_size\": 1}", NULL, "{\"eos_token\": \"<eos>\"}", "[0]", 0},
     };
-    char *config = rk_test_temp_path("config.json"), *data = rk_test_temp_path("data.jsonl");
-    char *tokenizer = rk_test_fixture_path("../examples/digits/tokenizer.json");
-    char *const overrides[] = {
-        rk_format("data.train_files=%s", data), rk_format(RK_JOB_MODEL "hf_config_path=%s", config),
-        rk_format(RK_JOB_MODEL "tokenizer_path=%s", tokenizer), rk_strdup("+reward.name=digits")};
     static const char row[] = "{\"prompt\": \"1\", \"reward_model\": {\"ground_truth\": \"1\"}}\n";
+    char *dir = rk_test_temp_path("eos"), *data = rk_test_temp_path("data.jsonl");
+    char *path = rk_test_fixture_path("../examples/digits/tokenizer.json"),
+         *tokenizer = rk_test_read_file(path, NULL);
+    char *const overrides[] = {rk_format("data.train_files=%s", data), rk_format(RK_JOB_MODEL "path=%s", dir),
+                               rk_strdup("+reward.name=digits")};
+    struct rk_flow_inputs inputs;
+    struct rk_config *job;
 
     (void)state;
+    assert_int_equal(mkdir(dir, 0755), 0);
     rk_test_write_file(data, row, strlen(row));
-    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
-        struct rk_flow_inputs inputs;
-        struct rk_config *job;
-        char *eos;
-
-        print_message("%s\n", cases[i].config);
-        rk_test_write_file(config, cases[i].config, strlen(cases[i].config));
-        assert_ok(rk_job_load(&job, NULL, (const char *const *)overrides, RK_ARRAY_LEN(overrides)));
-        assert_ok(rk_flow_inputs_load(&inputs, job, "/"));
-        eos = rk_json_dump(inputs.eos_ids, 0, false);
-        assert_string_equal(eos, cases[i].eos);
-        assert_int_equal(inputs.pad_id, cases[i].pad_id);
-        rk_free(eos);
-        rk_flow_inputs_fini(&inputs);
-        rk_config_destroy(job);
-    }
+    put_file(dir, "tokenizer.json", tokenizer);
+    assert_ok(rk_job_load(&job, NULL, (const char *const *)overrides, RK_ARRAY_LEN(overrides)));
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++)
+        check_token_ids(dir, &cases[i], job);
+    put_file(dir, "generation_config.json", "{\"eos_token_id\": [\"<eos>\"]}");
+    assert_fails(
+        rk_flow_inputs_load(&inputs, job, "/"), RK_INVALID_ARGUMENT,
+        "generation_config.json: eos_token_id: expected an integer or a list of integers, got a string");
+    rk_config_destroy(job);
     for (size_t i = 0; i < RK_ARRAY_LEN(overrides); i++)
         rk_free(overrides[i]);
     rk_free(tokenizer);
+    rk_free(path);
     rk_free(data);
-    rk_free(config);
+    rk_free(dir);
 }
 
 /* Goal: sequences are balanced by the operations of the model: of latents, and of the experts of a token. By

@@ -38,6 +38,83 @@ static void test_encode_digits_gives_one_id_a_character(void **state)
     rk_tokenizer_destroy(tokenizer);
 }
 
+static void put_text(const char *dir, const char *name, const char *text)
+{
+    char *path = rk_path_join(dir, name);
+
+    rk_test_write_file(path, text, strlen(text));
+    rk_free(path);
+}
+
+static char *put_json(const char *dir, const char *name, const struct rk_json *json)
+{
+    char *text = rk_json_dump(json, 0, false);
+
+    put_text(dir, name, text);
+    rk_free(text);
+    return rk_path_join(dir, name);
+}
+
+/* Goal: tokens that tokenizer_config.json or special_tokens_map.json names are special, as in transformers
+ * 5.24, whose ids and texts these are, of "3,5<eos>1" and of the ids 4, 5, 1, 0. */
+static void test_tokens_named_beside_tokenizer_json_are_special(void **state)
+{
+    static const struct {
+        const char *added, *config, *map;
+        int32_t ids[5];
+        const char *text;
+    } cases[] = {
+        {"[]",
+         "{\"eos_token\": \"<eos>\", \"pad_token\": \"<pad>\", \"unk_token\": \"<new>\"}",
+         NULL,
+         {5, 12, 7, 1, 3},
+         "23"},
+        {"[{\"id\": 1, \"content\": \"<eos>\", \"special\": false}]",
+         "{\"eos_token\": \"<eos>\"}",
+         NULL,
+         {5, 12, 7, 1, 3},
+         "23<pad>"},
+        {"[]", "{\"additional_special_tokens\": [\"<eos>\"]}", NULL, {5, 12, 7, 1, 3}, "23<pad>"},
+        {"[]", "{\"extra_special_tokens\": {\"image_token\": \"<eos>\"}}", NULL, {5, 12, 7, 1, 3}, "23<pad>"},
+        {"[]", "{}", "{\"eos_token\": \"<eos>\"}", {5, 12, 7, 1, 3}, "23<pad>"},
+    };
+    static const int32_t ids[] = {4, 5, 1, 0};
+    const char *dir = rk_test_temp_dir();
+    char *digits = rk_test_fixture_path("../examples/digits/tokenizer.json");
+    struct rk_json *root = NULL;
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_json *added = NULL, *special = NULL;
+        struct rk_tokenizer *tokenizer = NULL;
+        struct rk_tokenizer_ids encoded = {0};
+        struct rk_str text = {0};
+        char *path;
+
+        print_message("%s %s\n", cases[i].added, cases[i].config);
+        assert_ok(rk_json_parse_file(&root, digits, 1 << 20, 0));
+        assert_ok(rk_json_parse(&added, cases[i].added, strlen(cases[i].added), "added", 0));
+        rk_json_set(root, "added_tokens", added);
+        path = put_json(dir, "tokenizer.json", root);
+        put_text(dir, "tokenizer_config.json", cases[i].config);
+        put_text(dir, "special_tokens_map.json", cases[i].map ? cases[i].map : "{}");
+        assert_ok(rk_special_tokens_read_dir(&special, dir));
+        assert_ok(rk_tokenizer_create_special(&tokenizer, path, special));
+        assert_ok(rk_tokenizer_encode(tokenizer, "3,5<eos>1", 9, false, &encoded));
+        assert_int_equal(encoded.count, RK_ARRAY_LEN(cases[i].ids));
+        assert_memory_equal(encoded.items, cases[i].ids, sizeof(cases[i].ids));
+        rk_tokenizer_decode(tokenizer, ids, RK_ARRAY_LEN(ids), true, &text);
+        assert_string_equal(rk_str_text(&text), cases[i].text);
+        rk_str_fini(&text);
+        rk_free(encoded.items);
+        rk_tokenizer_destroy(tokenizer);
+        rk_json_free(special);
+        rk_json_free(root);
+        rk_free(path);
+    }
+    rk_free(digits);
+}
+
 static void test_encode_bad_text_is_refused(void **state)
 {
     struct rk_tokenizer *tokenizer = open_fixture("../examples/digits/tokenizer.json");
@@ -406,6 +483,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_encode_digits_gives_one_id_a_character),
+        cmocka_unit_test(test_tokens_named_beside_tokenizer_json_are_special),
         cmocka_unit_test(test_encode_bad_text_is_refused),
         cmocka_unit_test(test_decode_unknown_ids_and_broken_utf8_are_harmless),
         cmocka_unit_test(test_create_bad_file_is_refused_by_name),

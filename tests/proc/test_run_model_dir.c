@@ -1,0 +1,100 @@
+/* What a model's directory and its tokenizer's files mean to a run. */
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "tests/proc/cli_fixture.h"
+
+#define DIGITS RK_TEST_SOURCE_DIR "/examples/digits/"
+#define MODEL  "actor_rollout_ref.model."
+
+static void put_text(const char *dir, const char *name, const char *text)
+{
+    char *path = rk_path_join(dir, name);
+
+    rk_test_write_file(path, text, strlen(text));
+    rk_free(path);
+}
+
+static void put_copy(const char *dir, const char *name)
+{
+    char *from = rk_path_join(DIGITS, name), *text = rk_test_read_file(from, NULL);
+
+    put_text(dir, name, text);
+    rk_free(text);
+    rk_free(from);
+}
+
+/* Writes the configuration of the digits with another eos_token_id. */
+static void put_config(const char *dir, const char *eos)
+{
+    struct rk_json *config;
+    char *text;
+
+    assert_ok(rk_json_parse_file(&config, DIGITS "config.json", 1 << 20, 0));
+    rk_json_set(config, "eos_token_id", parse_json(eos));
+    text = rk_json_dump(config, 1, false);
+    put_text(dir, "config.json", text);
+    rk_free(text);
+    rk_json_free(config);
+}
+
+/* Counts the responses of a step's dump, and those with the token in front of the last. */
+static void count_responses(const char *dump, int32_t token, int *count, int *num_behind)
+{
+    char *path = rk_format("%s/1.jsonl", dump), *text = rk_test_read_file(path, NULL), *rest = text, *line;
+
+    *count = *num_behind = 0;
+    while ((line = strsep(&rest, "\n")) && *line) {
+        struct rk_json *json = parse_json(line);
+        const struct rk_json *ids = rk_json_find(json, "response_ids");
+        bool goes_on = false;
+
+        assert_true(rk_json_count(ids) > 0);
+        for (int64_t i = 0; i + 1 < rk_json_count(ids); i++)
+            goes_on = goes_on || rk_json_as_int(rk_json_at(ids, i), -1) == token;
+        *num_behind += goes_on;
+        *count += 1;
+        rk_json_free(json);
+    }
+    rk_free(text);
+    rk_free(path);
+}
+
+/* Goal: a model whose config.json has another end token than its tokenizer, as after fine-tuning a base model
+ * with a chat format, ends its responses at both. */
+static void test_run_the_tokenizers_eos_token_ends_responses(void **state)
+{
+    char *model = rk_test_temp_path("eos"), *dump = rk_test_temp_path("eos-dump");
+    char *keys[] = {rk_format(MODEL "hf_config_path=%s/config.json", model),
+                    rk_format(MODEL "tokenizer_path=%s", model),
+                    rk_format("trainer.rollout_data_dir=%s", dump)};
+    int count, num_behind;
+
+    (void)state;
+    assert_int_equal(mkdir(model, 0755), 0);
+    put_config(model, "0");
+    put_copy(model, "tokenizer.json");
+    put_text(model, "tokenizer_config.json", "{\"eos_token\": \"<eos>\"}");
+    rk_free(run_new_tiny_job(
+        "2", (const char *const[]){keys[0], keys[1], keys[2], "data.max_response_length=24", NULL}, NULL));
+    for (int32_t token = 0; token < 2; token++) {
+        count_responses(dump, token, &count, &num_behind);
+        assert_int_equal(count, 16);
+        assert_int_equal(num_behind, 0);
+    }
+    for (size_t i = 0; i < RK_ARRAY_LEN(keys); i++)
+        rk_free(keys[i]);
+    rk_free(dump);
+    rk_free(model);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_run_the_tokenizers_eos_token_ends_responses),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
