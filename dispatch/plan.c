@@ -315,19 +315,16 @@ static void fill_denominators(struct rk_mini_batch *mini, const struct builder *
 {
     const struct rk_plan_request *request = builder->request;
     const int64_t *tokens = request->loss_tokens ? request->loss_tokens : request->seqlens;
-    int64_t sum = 0, num_counted = 0;
+    int64_t sum = 0;
 
     for (int32_t d = 0; d < request->num_replicas; d++) {
-        for (int64_t i = 0; i < builder->mini_rows; i++) {
-            int64_t count = tokens[d * builder->chunk_rows + m * builder->mini_rows + i];
-
-            sum += count;
-            num_counted += !request->loss_tokens || count > 0;
-        }
+        for (int64_t i = 0; i < builder->mini_rows; i++)
+            sum += tokens[d * builder->chunk_rows + m * builder->mini_rows + i];
     }
-    /* A mini-batch without counted tokens has the loss 0, not 0 / 0. */
+    /* A mini-batch without counted tokens has the loss 0, not 0 / 0. Rows without one are sequences too, as
+     * in verl: a batch of which few rows are left takes no larger step. */
     mini->num_tokens = (uint64_t)RK_MAX(sum, 1);
-    mini->num_sequences = (uint64_t)RK_MAX(num_counted, 1);
+    mini->num_sequences = (uint64_t)(builder->mini_rows * request->num_replicas);
 }
 
 static struct rk_status *build_mini(struct rk_mini_batch *mini, struct builder *builder, int64_t m)

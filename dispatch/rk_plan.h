@@ -54,8 +54,7 @@ struct rk_plan_request {
     int64_t num_rows;
     int32_t num_replicas;
     const int64_t *seqlens;     /* [num_rows] real tokens */
-    const int64_t *loss_tokens; /* [num_rows] tokens that the loss counts; rows with 0 are not in its
-                                   denominators; NULL: none (forward only) */
+    const int64_t *loss_tokens; /* [num_rows] tokens that the loss counts; NULL: none (forward only) */
     int64_t mini_batch_rows;    /* 0: all rows are one mini-batch */
     int32_t group_size;         /* 0 means 1 */
     int32_t epochs; /* 0 means 1; later epochs repeat the mini-batches, in shuffled order with `shuffle` */

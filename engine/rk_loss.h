@@ -20,7 +20,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_LOSS_ABI 4
+#define RK_LOSS_ABI 5
 
 /* Columns [B, R] of a batch that losses read: X(ID, name). */
 #define RK_LOSS_COLUMN_TABLE(X)                 \
@@ -60,6 +60,8 @@ typedef enum rk_loss_reduce {
     RK_LOSS_MAX,    /* maximum over the tokens; no metric without tokens */
     RK_LOSS_MIN,    /* the same */
     RK_LOSS_CONFIG, /* a number in the configuration, at `offset` */
+    RK_LOSS_COUNT,  /* number of tokens that the loss keeps; no metric. One row of an objective at most */
+    RK_LOSS_KEPT,   /* as RK_LOSS_SUM, but a mean over the tokens that the loss keeps */
 } rk_loss_reduce_t;
 
 struct rk_loss_metric {
@@ -149,7 +151,9 @@ const struct rk_loss_ops *rk_loss_find(rk_objective_kind_t kind, const char *nam
 struct rk_loss_term {
     const struct rk_loss_ops *ops;
     double config[RK_LOSS_CONFIG_BYTES_MAX / sizeof(double)]; /* bytes, aligned */
-    double metrics[RK_LOSS_METRICS_MAX]; /* sums over micro-batches, or maximum and minimum */
+    double metrics[RK_LOSS_METRICS_MAX]; /* sums over micro-batches, or maximum and minimum; those of the
+                                            current mini-batch for RK_LOSS_KEPT and RK_LOSS_COUNT */
+    double kept[RK_LOSS_METRICS_MAX];    /* RK_LOSS_KEPT: sums over the mini-batches that have ended */
 };
 
 struct rk_objective {
@@ -171,6 +175,10 @@ struct rk_status *rk_objective_read(struct rk_objective *out, rk_objective_kind_
  * terms. */
 void rk_objective_run(struct rk_objective *objective, const struct rk_loss_in *in,
                       const struct rk_head_arrays *grads);
+/* RK_LOSS_COUNT of the current mini-batch; NULL: no row has one. The caller adds up those of all replicas
+ * before it ends the mini-batch, whose plan counts num_tokens. */
+double *rk_objective_count(struct rk_objective *objective);
+void rk_objective_end_mini_batch(struct rk_objective *objective, double num_tokens);
 /* Value of the objective over all runs: its terms with their coefficients. */
 double rk_objective_loss(const struct rk_objective *objective);
 

@@ -5,10 +5,11 @@
  *   loss_type ppo_clip    the dual-clip loss of loss_vanilla.c, without w: the ratio contains it
  *   loss_type reinforce   -A log_prob w, w = 1 without rollout_is; no gradient flows through w
  *
- * Rejected tokens stay in the denominators, which are those of the whole mini-batch; only the mean over a
- * response's own tokens (seq-mean-token-mean) leaves them out. Metrics: pg_loss, ppo_kl, with ppo_clip the
- * clip fractions, and below rollout_corr/ sums over the tokens and rows before rejection. verl's
- * compute_policy_loss_bypass_mode. */
+ * Rejected tokens stay in the denominators of the loss, which are those of the whole mini-batch; only the
+ * mean over a response's own tokens (seq-mean-token-mean) leaves them out. Metrics: pg_loss; ppo_kl and, with
+ * ppo_clip, the clip fractions, over the tokens that are kept; and below rollout_corr/ sums over the tokens
+ * and rows before rejection, to which a row without tokens adds means of log-probs of 0, a perplexity of 1.
+ * verl's compute_policy_loss_bypass_mode. */
 #include "base/rk_alloc.h"
 #include "base/rk_rollout_correction.h"
 #include "engine/loss/policy.h"
@@ -46,6 +47,7 @@ enum {
     LOG_PPL_DIFF_MAX,
     LOG_PPL_DIFF_MIN,
     PPL_RATIO,
+    NUM_KEPT,
     NUM_METRICS
 };
 
@@ -56,9 +58,9 @@ enum {
 
 static const struct rk_loss_metric metrics[] = {
     [RK_PG_LOSS] = {"pg_loss", RK_LOSS_SUM, 0},
-    [RK_PG_PPO_KL] = {"ppo_kl", RK_LOSS_SUM, 0},
-    [RK_PG_CLIPFRAC] = {"pg_clipfrac", RK_LOSS_SUM, 0},
-    [RK_PG_CLIPFRAC_LOWER] = {"pg_clipfrac_lower", RK_LOSS_SUM, 0},
+    [RK_PG_PPO_KL] = {"ppo_kl", RK_LOSS_KEPT, 0},
+    [RK_PG_CLIPFRAC] = {"pg_clipfrac", RK_LOSS_KEPT, 0},
+    [RK_PG_CLIPFRAC_LOWER] = {"pg_clipfrac_lower", RK_LOSS_KEPT, 0},
     [IS_MEAN] = CORR("rollout_is_mean", RK_LOSS_SUM),
     [IS_MAX] = CORR("rollout_is_max", RK_LOSS_MAX),
     [IS_MIN] = CORR("rollout_is_min", RK_LOSS_MIN),
@@ -80,6 +82,7 @@ static const struct rk_loss_metric metrics[] = {
     [LOG_PPL_DIFF_MAX] = CORR("log_ppl_diff_max", RK_LOSS_MAX),
     [LOG_PPL_DIFF_MIN] = CORR("log_ppl_diff_min", RK_LOSS_MIN),
     [PPL_RATIO] = CORR("ppl_ratio", RK_LOSS_SUM),
+    [NUM_KEPT] = {"num_kept", RK_LOSS_COUNT, 0},
 };
 
 static const char *given(const char *text)
@@ -157,7 +160,7 @@ static double clamp(double log_ratio)
 /* Measures the distance of the two policies. */
 static void measure_policies(struct rk_loss_out *out, const struct row *row)
 {
-    double per_row = 1.0 / row->in->num_sequences, n = (double)row->n, diff;
+    double per_row = 1.0 / row->in->num_sequences, n = (double)RK_MAX(row->n, 1), diff;
     double log_prob = 0.0, old = 0.0, sum = 0.0;
 
     for (int64_t j = 0; j < row->n; j++) {
@@ -219,6 +222,7 @@ static int64_t measure_rejection(struct rk_loss_out *out, const struct row *row)
         num_kept += row->keep[j];
         add(out, RS_MASKED, row->keep[j] ? 0.0 : row->in->token_weight[row->at[j]]);
     }
+    add(out, NUM_KEPT, (double)num_kept);
     add(out, RS_SEQ_MASKED, num_kept < row->n ? 1.0 / row->in->num_sequences : 0.0);
     return num_kept;
 }
@@ -296,8 +300,7 @@ static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *i
 
     for (int32_t i = 0; i < in->num_seqs; i++) {
         gather(&row, i);
-        if (row.n > 0)
-            add_row(out, &row, config);
+        add_row(out, &row, config);
     }
     rk_free(row.at);
     rk_free(row.log_ratio);

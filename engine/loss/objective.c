@@ -153,6 +153,42 @@ void rk_objective_run(struct rk_objective *objective, const struct rk_loss_in *i
     }
 }
 
+static double *find_count(struct rk_loss_term *term)
+{
+    for (int32_t i = 0; i < term->ops->num_metrics; i++) {
+        if (term->ops->metrics[i].reduce == RK_LOSS_COUNT)
+            return &term->metrics[i];
+    }
+    return NULL;
+}
+
+double *rk_objective_count(struct rk_objective *objective)
+{
+    double *count = NULL;
+
+    for (int32_t i = 0; !count && i < objective->num_terms; i++)
+        count = find_count(&objective->terms[i]);
+    return count;
+}
+
+void rk_objective_end_mini_batch(struct rk_objective *objective, double num_tokens)
+{
+    for (int32_t i = 0; i < objective->num_terms; i++) {
+        struct rk_loss_term *term = &objective->terms[i];
+        double *count = find_count(term);
+
+        if (!count)
+            continue;
+        for (int32_t k = 0; k < term->ops->num_metrics; k++) {
+            if (term->ops->metrics[k].reduce != RK_LOSS_KEPT)
+                continue;
+            term->kept[k] += *count > 0.0 ? term->metrics[k] * (num_tokens / *count) : 0.0;
+            term->metrics[k] = 0.0;
+        }
+        *count = 0.0;
+    }
+}
+
 double rk_objective_loss(const struct rk_objective *objective)
 {
     double loss = 0.0;

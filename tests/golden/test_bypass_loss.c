@@ -27,7 +27,7 @@ static double real_at(const struct rk_json *object, const char *key, int64_t i)
 /* A micro-batch: rows of equal width, with NaN outside of the mask. */
 struct micro {
     struct rk_test_batch batch;
-    int64_t num_rows, num_empty, num_counted;
+    int64_t num_rows, num_counted;
 };
 
 static void fill(struct micro *micro, const struct rk_json *test)
@@ -45,8 +45,6 @@ static void fill(struct micro *micro, const struct rk_json *test)
         rk_loss_agg_mode_parse("mode", rk_json_as_string(rk_json_find(test, "mode"), ""), &batch->mode));
     assert_int_equal(strlen(mask), micro->num_rows * width);
     for (int32_t row = 0; row < batch->num_seqs; row++) {
-        int64_t before = micro->num_counted;
-
         batch->cu_seqlens[row + 1] = (int32_t)((row + 1) * width);
         for (int64_t t = row * width; t < (row + 1) * width; t++) {
             batch->mask[t] = mask[t] == '1';
@@ -57,7 +55,6 @@ static void fill(struct micro *micro, const struct rk_json *test)
             batch->columns[RK_LOSS_ADVANTAGES][t] =
                 batch->mask[t] ? real_at(test, "advantages", t) / 64.0 : NAN;
         }
-        micro->num_empty += micro->num_counted == before;
     }
 }
 
@@ -112,51 +109,41 @@ typedef enum mean { OF_TOKENS, OF_KEPT, OF_ROWS, OF_LEVEL, EXTREME } mean_t;
 static const struct {
     const char *name;
     mean_t mean;
-    double of_empty; /* contribution of a row without tokens, or its value in a maximum or minimum */
 } kinds[] = {
-    {"ppo_kl", OF_KEPT, 0},
-    {"pg_clipfrac", OF_KEPT, 0},
-    {"pg_clipfrac_lower", OF_KEPT, 0},
-    {"rollout_is_mean", OF_TOKENS, 0},
-    {"rollout_is_max", EXTREME, 1},
-    {"rollout_is_min", EXTREME, 1},
-    {"rollout_is_ratio_fraction_high", OF_LEVEL, 0},
-    {"rollout_is_ratio_fraction_low", OF_LEVEL, 0},
-    {"rollout_is_oob_ratio", OF_TOKENS, 0},
-    {"rollout_rs_masked_fraction", OF_TOKENS, 0},
-    {"rollout_rs_seq_masked_fraction", OF_ROWS, 0},
-    {"kl", OF_TOKENS, 0},
-    {"k3_kl", OF_TOKENS, 0},
-    {"chi2_token", OF_TOKENS, 0},
-    {"chi2_seq", OF_ROWS, 0},
-    {"training_ppl", OF_ROWS, 1},
-    {"training_log_ppl", OF_ROWS, 0},
-    {"rollout_ppl", OF_ROWS, 1},
-    {"rollout_log_ppl", OF_ROWS, 0},
-    {"log_ppl_diff", OF_ROWS, 0},
-    {"log_ppl_abs_diff", OF_ROWS, 0},
-    {"log_ppl_diff_max", EXTREME, 0},
-    {"log_ppl_diff_min", EXTREME, 0},
-    {"ppl_ratio", OF_ROWS, 1},
+    {"ppo_kl", OF_KEPT},
+    {"pg_clipfrac", OF_KEPT},
+    {"pg_clipfrac_lower", OF_KEPT},
+    {"rollout_is_mean", OF_TOKENS},
+    {"rollout_is_max", EXTREME},
+    {"rollout_is_min", EXTREME},
+    {"rollout_is_ratio_fraction_high", OF_LEVEL},
+    {"rollout_is_ratio_fraction_low", OF_LEVEL},
+    {"rollout_is_oob_ratio", OF_TOKENS},
+    {"rollout_rs_masked_fraction", OF_TOKENS},
+    {"rollout_rs_seq_masked_fraction", OF_ROWS},
+    {"kl", OF_TOKENS},
+    {"k3_kl", OF_TOKENS},
+    {"chi2_token", OF_TOKENS},
+    {"chi2_seq", OF_ROWS},
+    {"training_ppl", OF_ROWS},
+    {"training_log_ppl", OF_ROWS},
+    {"rollout_ppl", OF_ROWS},
+    {"rollout_log_ppl", OF_ROWS},
+    {"log_ppl_diff", OF_ROWS},
+    {"log_ppl_abs_diff", OF_ROWS},
+    {"log_ppl_diff_max", EXTREME},
+    {"log_ppl_diff_min", EXTREME},
+    {"ppl_ratio", OF_ROWS},
 };
 
 /* verl's means are over the micro-batch; rankd divides by the mini-batch's denominators. */
-static double by_denominators(const struct micro *micro, size_t kind, double value, double num_kept,
-                              bool is_token)
+static double by_denominators(const struct micro *micro, size_t kind, double value, bool is_token)
 {
     mean_t mean = kinds[kind].mean == OF_LEVEL ? (is_token ? OF_TOKENS : OF_ROWS) : kinds[kind].mean;
 
     if (mean == OF_TOKENS)
         return value * (double)micro->num_counted / micro->batch.global.num_tokens;
-    if (mean == OF_KEPT)
-        return value * num_kept / micro->batch.global.num_tokens;
-    return (value * (double)micro->num_rows - kinds[kind].of_empty * (double)micro->num_empty) /
-           micro->batch.global.num_sequences;
-}
-
-static double with_empty(const char *name, double value, double of_empty)
-{
-    return rk_str_has_suffix(name, "_max") ? fmax(value, of_empty) : fmin(value, of_empty);
+    return mean == OF_ROWS ? value * (double)micro->num_rows / micro->batch.global.num_sequences : value;
 }
 
 static void check_metrics(const struct rk_json *all, const struct rk_json *test, const struct micro *micro,
@@ -164,8 +151,7 @@ static void check_metrics(const struct rk_json *all, const struct rk_json *test,
 {
     const char *level =
         rk_json_as_string(rk_json_find(rk_json_find(test, "config"), "rollout_is"), "sequence");
-    double masked = expected_metric(all, test, "rollout_rs_masked_fraction");
-    double num_kept = (double)micro->num_counted * (1.0 - (isnan(masked) ? 0.0 : masked));
+    double kept = rk_test_loss_metric(loss, result, "num_kept");
     bool is_token = strcmp(level, "token") == 0;
 
     for (size_t k = 0; k < RK_ARRAY_LEN(kinds); k++) {
@@ -174,10 +160,9 @@ static void check_metrics(const struct rk_json *all, const struct rk_json *test,
 
         if (!isnan(want)) {
             got = rk_test_loss_metric(loss, result, name);
-            if (kinds[k].mean != EXTREME)
-                want = by_denominators(micro, k, want, num_kept, is_token);
-            else if (micro->num_empty > 0 && !(is_token && rk_str_has_prefix(kinds[k].name, "rollout_is")))
-                got = with_empty(kinds[k].name, got, kinds[k].of_empty);
+            if (kinds[k].mean == OF_KEPT) /* as rk_objective_end_mini_batch */
+                got = kept > 0.0 ? got * micro->batch.global.num_tokens / kept : 0.0;
+            want = by_denominators(micro, k, want, is_token);
             if (rk_str_has_prefix(kinds[k].name, "chi2")) /* a mean less 1 */
                 assert_near(name, got + 1.0, want + 1.0);
             else

@@ -338,6 +338,19 @@ static struct rk_status *run_micro_batches(struct update *u, int64_t i)
     return NULL;
 }
 
+/* What a loss keeps is known only after the passes. */
+static struct rk_status *count_kept(struct update *u)
+{
+    double *count = rk_objective_count(&u->objective);
+
+    if (!count)
+        return NULL;
+    RK_TRY(rk_engine_sum(rk_mesh_comms_group(u->call->role->comms, RK_GROUP_DP), u->call->worker->stream,
+                         u->call->worker->agree_scratch, count, 1));
+    rk_objective_end_mini_batch(&u->objective, (double)u->mini->num_tokens);
+    return NULL;
+}
+
 static struct rk_status *run_mini_batch(struct update *u, int64_t i)
 {
     if (u->is_empty[i]) { /* a step without gradients would still decay the weights and move the momentum */
@@ -346,6 +359,7 @@ static struct rk_status *run_mini_batch(struct update *u, int64_t i)
     }
     RK_TRY(rk_train_begin(u->call->role->model));
     RK_TRY(run_micro_batches(u, i));
+    RK_TRY(count_kept(u));
     return run_step(u);
 }
 
@@ -394,6 +408,11 @@ static void report_term(const struct update *u, const struct rk_loss_term *term)
         switch (metric->reduce) {
         case RK_LOSS_SUM:
             add_metric(u, metric->name, value / n, "sum");
+            break;
+        case RK_LOSS_KEPT:
+            add_metric(u, metric->name, term->kept[i] / n, "sum");
+            break;
+        case RK_LOSS_COUNT:
             break;
         case RK_LOSS_FIRST:
             add_metric(u, metric->name, value / (double)u->num_first, "sum");

@@ -69,7 +69,7 @@ class Plans(unittest.TestCase):
                                mini_batch_rows=4, epochs=2)
         self.assertEqual([mini.micro for mini in plan.minis],
                          2 * [[[[0, 1], []], [[0], [1]]], [[[2, 3]], [[2, 3]]]])
-        self.assertEqual([(mini.num_tokens, mini.num_sequences) for mini in plan.minis], 2 * [(4, 2), (6, 4)])
+        self.assertEqual([(mini.num_tokens, mini.num_sequences) for mini in plan.minis], 2 * [(4, 4), (6, 4)])
         message = plan.message()
         self.assertEqual([micro.num_tokens for micro in message.mini[0].micro], [8, 0, 9, 1])
         self.assertEqual(message.mini[0].num_micro, 2)

@@ -130,8 +130,9 @@ struct rk_status *rk_flow_compare_log_probs(struct rk_json *metrics, const struc
 struct view {
     int64_t num_rows, prompt_length, response_length;
     const int64_t *attention_mask, *response_mask;
-    int64_t *response_lengths; /* [num_rows] */
-    double *values;            /* room for num_rows * response_length */
+    const int64_t *scored_mask; /* before rollout correction rejected any */
+    int64_t *response_lengths;  /* [num_rows] */
+    double *values;             /* room for num_rows * response_length */
 };
 
 /* Without values verl logs NaN. */
@@ -144,16 +145,17 @@ static void stats_or_null(struct rk_json *metrics, const char *name, const doubl
         metric_of(metrics, name, whats[i], NAN);
 }
 
-static bool is_marked(const struct view *view, int64_t row)
+static bool is_scored(const struct view *view, int64_t row)
 {
     for (int64_t i = 0; i < view->response_length; i++) {
-        if (view->response_mask[row * view->response_length + i])
+        if (view->scored_mask[row * view->response_length + i])
             return true;
     }
     return false;
 }
 
-/* Sums of a column's rows; empty responses and those that were dropped, which have no mark, are left out. */
+/* Sums of a column's rows. Empty responses and those without a score are left out; those that rollout
+ * correction rejected are not, since the reward of a policy is that of all its samples. */
 static struct rk_status *row_sums(struct rk_json *metrics, const struct view *view,
                                   const struct rk_batch *batch, const char *column, const char *name)
 {
@@ -166,7 +168,7 @@ static struct rk_status *row_sums(struct rk_json *metrics, const struct view *vi
     for (int64_t row = 0; row < view->num_rows; row++) {
         double sum = 0.0;
 
-        if (!is_marked(view, row))
+        if (!is_scored(view, row))
             continue;
         for (int64_t i = 0; i < view->response_length; i++)
             sum += (double)values[row * view->response_length + i];
@@ -226,8 +228,9 @@ static struct rk_status *value_metrics(struct rk_json *metrics, const struct vie
             view->values[n++] -= (double)((const float *)values)[i];
     }
     of_errors = variation(view->values, count);
-    rk_flow_metric(metrics, "critic/vf_explained_var",
-                   1.0 - of_errors / (double)(count - 1) / (of_returns / (double)(count - 1) + 1e-5));
+    of_errors /= (double)RK_MAX(count - 1, 0); /* of one value or none: NaN */
+    of_returns /= (double)RK_MAX(count - 1, 0);
+    rk_flow_metric(metrics, "critic/vf_explained_var", 1.0 - of_errors / (of_returns + 1e-5));
     return NULL;
 }
 
@@ -280,16 +283,20 @@ struct rk_status *rk_flow_data_metrics(struct rk_json *metrics, const struct rk_
 {
     struct view view = {0};
     int64_t attention_shape[2], response_shape[2];
-    const void *attention_mask, *response_mask;
+    const void *attention_mask, *response_mask, *scored_mask;
+    bool has_scored = rk_batch_find(batch, RK_FLOW_SCORED_MASK) != NULL;
     struct rk_status *st;
 
     RK_TRY(rk_batch_get_dense(batch, "attention_mask", RK_DTYPE_I64, 2, attention_shape, &attention_mask));
     RK_TRY(rk_batch_get_dense(batch, "response_mask", RK_DTYPE_I64, 2, response_shape, &response_mask));
+    RK_TRY(rk_batch_get_dense(batch, has_scored ? RK_FLOW_SCORED_MASK : "response_mask", RK_DTYPE_I64, 2,
+                              NULL, &scored_mask));
     view.num_rows = response_shape[0];
     view.response_length = response_shape[1];
     view.prompt_length = attention_shape[1] - response_shape[1];
     view.attention_mask = attention_mask;
     view.response_mask = response_mask;
+    view.scored_mask = scored_mask;
     view.response_lengths = rk_calloc((size_t)view.num_rows, sizeof(*view.response_lengths));
     view.values = rk_calloc((size_t)(view.num_rows * view.response_length) + (size_t)view.num_rows,
                             sizeof(*view.values));

@@ -322,10 +322,10 @@ static void test_build_denominators_are_global(void **state)
     (void)state;
     assert_ok(rk_plan_build(&plan, arena, &request));
     assert_int_equal(plan.num_mini, 2);
-    assert_int_equal(plan.mini[0].num_tokens, 6); /* rows 0, 1 of both replicas */
-    assert_int_equal(plan.mini[0].num_sequences, 3);
-    assert_int_equal(plan.mini[1].num_tokens, 1); /* no token counts: the sum 0 is divided by 1 */
-    assert_int_equal(plan.mini[1].num_sequences, 1);
+    assert_int_equal(plan.mini[0].num_tokens, 6);    /* rows 0, 1 of both replicas */
+    assert_int_equal(plan.mini[0].num_sequences, 4); /* with the row that has no token in the loss */
+    assert_int_equal(plan.mini[1].num_tokens, 1);    /* no token counts: the sum 0 is divided by 1 */
+    assert_int_equal(plan.mini[1].num_sequences, 4);
     assert_ok(rk_plan_check(&plan, 4, 2));
 }
 

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/rk_alloc.h"
 #include "tests/support/test.h"
 
 static double metric(const struct rk_json *metrics, const char *name)
@@ -231,6 +232,93 @@ static void test_flow_data_metrics_missing_column_is_named(void **state)
     rk_batch_destroy(batch);
 }
 
+/* --- verl's own function --- */
+
+static int64_t *read_mask(const struct rk_json *test, const char *name)
+{
+    const char *text = rk_json_as_string(rk_json_find(test, name), "");
+    int64_t *mask = rk_calloc(strlen(text), sizeof(*mask));
+
+    for (size_t i = 0; text[i]; i++)
+        mask[i] = text[i] == '1';
+    return mask;
+}
+
+static void put_golden(struct rk_batch *batch, const struct rk_json *test, const char *name, int64_t width)
+{
+    int64_t shape[2] = {rk_batch_num_rows(batch), width};
+    void *data;
+
+    assert_ok(rk_batch_add_dense(batch, name, RK_DTYPE_F32, 2, shape, &data));
+    for (int64_t i = 0; i < shape[0] * width; i++)
+        ((float *)data)[i] = (float)rk_json_as_real(rk_json_at(rk_json_find(test, name), i), NAN) / 64.0F;
+}
+
+static void put_golden_mask(struct rk_batch *batch, const struct rk_json *test, const char *member,
+                            const char *name, int64_t width)
+{
+    int64_t shape[2] = {rk_batch_num_rows(batch), width}, *mask = read_mask(test, member);
+    void *data;
+
+    assert_ok(rk_batch_add_dense(batch, name, RK_DTYPE_I64, 2, shape, &data));
+    memcpy(data, mask, (size_t)(shape[0] * width) * sizeof(*mask));
+    rk_free(mask);
+}
+
+static struct rk_batch *make_golden_batch(const struct rk_json *test)
+{
+    static const char *const columns[] = {"token_level_scores", "token_level_rewards", "advantages",
+                                          "returns", "values"};
+    int64_t width = rk_json_as_int(rk_json_find(test, "width"), 0);
+    struct rk_batch *batch;
+
+    assert_ok(rk_batch_create(&batch, rk_json_as_int(rk_json_find(test, "rows"), 0)));
+    put_golden_mask(batch, test, "attention", "attention_mask",
+                    width + rk_json_as_int(rk_json_find(test, "prompt"), 0));
+    put_golden_mask(batch, test, "kept", "response_mask", width);
+    put_golden_mask(batch, test, "mask", RK_FLOW_SCORED_MASK, width);
+    for (size_t i = 0; i < RK_ARRAY_LEN(columns); i++)
+        put_golden(batch, test, columns[i], width);
+    return batch;
+}
+
+/* Goal: after rollout correction has rejected tokens and rows, every metric equals that of verl's
+ * compute_data_metrics: scores and rewards of all responses, advantages, returns and values of what is left
+ * (golden/data_metrics, made by golden/gen/make_data_metrics.py). */
+static void test_flow_data_metrics_equal_verls_after_rejection(void **state)
+{
+    char *path = rk_test_fixture_path("golden/data_metrics/cases.json");
+    const struct rk_json *names, *cases;
+    struct rk_json *all;
+
+    (void)state;
+    assert_ok(rk_json_parse_file(&all, path, 1 << 20, 0));
+    names = rk_json_find(all, "names");
+    cases = rk_json_find(all, "cases");
+    assert_int_equal(rk_json_count(cases), 40);
+    for (int64_t c = 0; c < rk_json_count(cases); c++) {
+        const struct rk_json *test = rk_json_at(cases, c), *of = rk_json_find(test, "values_of");
+        struct rk_batch *batch = make_golden_batch(test);
+        struct rk_json *metrics = rk_json_new_object();
+
+        assert_ok(rk_flow_data_metrics(metrics, batch));
+        for (int64_t i = 0; i < rk_json_count(of); i++) {
+            const char *name =
+                rk_json_as_string(rk_json_at(names, rk_json_as_int(rk_json_at(of, i), -1)), "");
+            const struct rk_json *want = rk_json_at(rk_json_find(test, "expected"), i);
+
+            if (rk_json_is_null(want) != rk_json_is_null(rk_json_find(metrics, name)))
+                fail_msg("case %lld: %s is null on one side only", (long long)c, name);
+            if (!rk_json_is_null(want))
+                assert_metric(metrics, name, rk_json_as_real(want, NAN));
+        }
+        rk_json_free(metrics);
+        rk_batch_destroy(batch);
+    }
+    rk_json_free(all);
+    rk_free(path);
+}
+
 /* 1.5 s over 300 tokens are 5 ms per token; 1000 tokens in 2 s on 8 devices are 62.5 tokens per second and
  * device. */
 static void test_flow_speed_metrics_worked_values(void **state)
@@ -260,6 +348,7 @@ int main(void)
         cmocka_unit_test(test_flow_data_metrics_dropped_rows_have_no_score),
         cmocka_unit_test(test_flow_data_metrics_only_empty_responses_is_an_error),
         cmocka_unit_test(test_flow_data_metrics_missing_column_is_named),
+        cmocka_unit_test(test_flow_data_metrics_equal_verls_after_rejection),
         cmocka_unit_test(test_flow_speed_metrics_worked_values),
     };
 

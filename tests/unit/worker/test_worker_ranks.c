@@ -24,6 +24,8 @@ struct iteration {
     int64_t responses[ROWS][RESPONSE];
     float rollout[ROWS][RESPONSE], before[ROWS][RESPONSE], after[ROWS][RESPONSE];
     double pg_loss, ppo_kl, grad_norm, entropy_loss;
+    bool has_bypass; /* set by the caller: another update, in bypass mode */
+    double bypass_kl, bypass_ppl_ratio;
 };
 
 static void call_all_ok(struct test_cluster *cluster, const char *role, const char *method,
@@ -107,6 +109,18 @@ static const struct planned_call update_call = {
     .mini_batch_rows = ROWS,
 };
 
+/* Rejects the tokens whose probability has changed by more than the bound. */
+#define KEPT_RATIO 5.0
+static const struct planned_call bypass_call = {
+    .method = "update_actor",
+    .options =
+        "{\"policy_loss.loss_mode\": \"bypass_mode\", \"rollout_correction.rollout_rs\": \"token_k1\", "
+        "\"rollout_correction.rollout_rs_threshold\": \"5.0\", \"loss_agg_mode\": "
+        "\"seq-mean-token-sum\"}",
+    .loss_mask = "response_mask",
+    .mini_batch_rows = ROWS,
+};
+
 /* Samples of every replica, as batches for update_actor. */
 static void make_policy_chunks(struct rk_batch **chunks, int32_t num_replicas, int32_t tp,
                                struct rk_job **generated)
@@ -146,6 +160,24 @@ static double sum_metric(const struct test_cluster *cluster, struct rk_job **job
     return sum;
 }
 
+/* An update of the same samples in bypass mode; the last row has no token in the loss. */
+static void run_bypass(struct test_cluster *cluster, int32_t tp, struct rk_batch *const *chunks,
+                       struct iteration *out)
+{
+    int32_t num_replicas = cluster->num_ranks / tp;
+    int64_t *mask = rk_column_data(rk_batch_find(chunks[num_replicas - 1], "response_mask"));
+    struct rk_job *jobs[TEST_MAX_WORKERS];
+
+    memset(mask + (ROWS / num_replicas - 1) * RESPONSE, 0, RESPONSE * sizeof(*mask));
+    run_with_plan(cluster, &bypass_call, tp, chunks, jobs);
+    for (int32_t rank = 0; rank < cluster->num_ranks; rank++)
+        assert_ok(rk_status_clone(jobs[rank]->status));
+    assert_int_equal(jobs[0]->call.plan.mini[0].num_sequences, ROWS);
+    out->bypass_kl = sum_metric(cluster, jobs, "actor/ppo_kl");
+    out->bypass_ppl_ratio = sum_metric(cluster, jobs, "rollout_corr/ppl_ratio");
+    destroy_all(cluster, jobs);
+}
+
 static void run_iteration(struct test_cluster *cluster, int32_t tp, struct iteration *out)
 {
     int32_t num_replicas = cluster->num_ranks / tp;
@@ -177,6 +209,8 @@ static void run_iteration(struct test_cluster *cluster, int32_t tp, struct itera
     run_with_plan(cluster, &log_prob_call, tp, tokens, jobs);
     collect(cluster, jobs, tp, "old_log_probs", out->after, sizeof(float));
     destroy_all(cluster, jobs);
+    if (out->has_bypass)
+        run_bypass(cluster, tp, chunks, out);
     for (int32_t d = 0; d < num_replicas; d++) {
         rk_batch_destroy(chunks[d]);
         rk_batch_destroy(tokens[d]);
@@ -195,6 +229,31 @@ static double error_of(const float *a, const float *b)
     return rk_test_max_rel_error_f32(a, b, ROWS * RESPONSE, 1.0);
 }
 
+/* The metrics of run_bypass by verl's definitions: the KL over the accepted tokens, the ratio of perplexities
+ * over all rows, 1 where a row has no token. */
+static void assert_bypass(const struct iteration *it, const char *label)
+{
+    double kl = 0.0, kept = 0.0, ratio = 1.0;
+
+    for (int row = 0; row < ROWS - 1; row++) {
+        double sum = 0.0;
+
+        for (int t = 0; t < RESPONSE; t++) {
+            double d = (double)it->rollout[row][t] - (double)it->after[row][t];
+
+            sum += d;
+            if (exp(fabs(d)) > KEPT_RATIO)
+                continue;
+            kl += d;
+            kept += 1.0;
+        }
+        ratio += exp(sum / RESPONSE);
+    }
+    assert_true(kept > 3.0 && kept < 0.9 * (ROWS - 1) * RESPONSE);
+    assert_below(label, fabs(it->bypass_kl - kl / kept), RK_TOL_F32_SUM);
+    assert_below(label, fabs(it->bypass_ppl_ratio - ratio / ROWS), RK_TOL_F32_SUM);
+}
+
 /* Goal: samples, log-probs, loss, gradient norm and the updated policy on every layout equal those of one
  * rank. */
 static void test_iteration_layouts_agree(void **state)
@@ -205,7 +264,7 @@ static void test_iteration_layouts_agree(void **state)
     } layouts[] = {{"tp=2", 2, 1}, {"dp=2", 1, 2}, {"tp=2 dp=2", 2, 2}};
     static const struct test_mesh single[] = {{"actor", {0}}, {"rollout", {0}}};
     struct test_cluster cluster;
-    struct iteration expected;
+    struct iteration expected = {.has_bypass = true};
 
     (void)state;
     open_with_models(&cluster, 1, single);
@@ -213,10 +272,11 @@ static void test_iteration_layouts_agree(void **state)
     test_cluster_close(&cluster);
     assert_true(error_of(expected.before[0], expected.rollout[0]) <= RK_TOL_F32_SUM);
     assert_true(error_of(expected.after[0], expected.before[0]) > 1e-3);
+    assert_bypass(&expected, "one rank");
     for (size_t i = 0; i < RK_ARRAY_LEN(layouts); i++) {
         const struct rk_mesh_spec spec = {.tp = layouts[i].tp, .dp = layouts[i].dp};
         const struct test_mesh meshes[] = {{"actor", spec}, {"rollout", spec}};
-        struct iteration actual;
+        struct iteration actual = {.has_bypass = true};
 
         open_with_models(&cluster, layouts[i].tp * layouts[i].dp, meshes);
         run_iteration(&cluster, layouts[i].tp, &actual);
@@ -228,13 +288,14 @@ static void test_iteration_layouts_agree(void **state)
         assert_below(layouts[i].label, fabs(actual.pg_loss - expected.pg_loss), RK_TOL_F32_SUM);
         assert_below(layouts[i].label, fabs(actual.ppo_kl - expected.ppo_kl), RK_TOL_F32_SUM);
         assert_below(layouts[i].label, fabs(actual.entropy_loss - expected.entropy_loss), RK_TOL_F32_SUM);
+        assert_bypass(&actual, layouts[i].label);
         assert_below(layouts[i].label, fabs(actual.grad_norm / expected.grad_norm - 1.0), RK_TOL_F32_SUM);
     }
 }
 
 static void check_usable(struct test_cluster *cluster, int32_t tp)
 {
-    struct iteration iteration;
+    struct iteration iteration = {0};
 
     run_iteration(cluster, tp, &iteration);
 }

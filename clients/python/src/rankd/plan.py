@@ -101,6 +101,5 @@ def make_plan(seqlens: Counts, num_replicas: int, *, max_token_len: int, loss_to
         for parts in micro:
             parts.extend([] for _ in range(most - len(parts)))
         of_loss = lengths[:, rows] if counted is None else counted[:, rows]
-        num_sequences = of_loss.size if counted is None else int((of_loss > 0).sum())
-        minis.append(MiniBatch(micro, max(int(of_loss.sum()), 1), max(num_sequences, 1)))
+        minis.append(MiniBatch(micro, max(int(of_loss.sum()), 1), of_loss.size))
     return Plan(minis * epochs, per_replica)
