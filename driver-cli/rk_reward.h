@@ -42,10 +42,11 @@ typedef enum rk_reward_outcome {
 struct rk_reward_result {
     rk_reward_outcome_t outcome;
     bool is_dropped;       /* no score: the item is excluded from losses, statistics and means */
-    double score;          /* finite; 0 when dropped, and for a failure under on_error=zero */
+    double score;          /* in the range of F32; 0 when dropped, and for a failure under on_error=zero */
     struct rk_json *extra; /* object of numbers and strings in addition to the score; NULL for a plain score,
                             * which is verl's reward_extra_info {"acc": score}; owned */
     char *message;         /* why there is no score; NULL when scored; owned */
+    char *ignored;         /* members of the answer that are not in `extra`: "'a b', 'c d'"; or NULL; owned */
 };
 
 /* Callback that checks for an interrupt while scores are computed. */
@@ -103,6 +104,8 @@ struct rk_status *rk_reward_score(struct rk_reward *reward, const struct rk_rewa
                                   const struct rk_reward_watch *watch) RK_NODISCARD;
 /* The ground truth with its JSON type; null when the item has none. The caller frees it. */
 struct rk_json *rk_reward_truth(const struct rk_reward_item *item);
+/* Rewards of tokens are F32. */
+bool rk_reward_is_in_range(double score);
 void rk_reward_results_fini(struct rk_reward_result *results, int64_t count);
 const char *rk_reward_outcome_name(rk_reward_outcome_t outcome); /* "timeout" */
 

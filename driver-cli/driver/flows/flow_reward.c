@@ -106,6 +106,19 @@ static void make_items(struct rk_flow_scores *out, struct rk_flow_context *ctx,
     rk_str_fini(&text);
 }
 
+/* A function's score is in range; the sum with those of a model and of a penalty may not be. */
+static struct rk_status *check_range(const struct rk_flow_scores *scores)
+{
+    for (int64_t row = 0; row < scores->num_rows; row++) {
+        if (!rk_reward_is_in_range(scores->results[row].score))
+            return RK_FAIL_REASON(
+                RK_ABORTED, "NON_FINITE",
+                "the score of response %lld of the batch is %g, beyond the range of float32", (long long)row,
+                scores->results[row].score);
+    }
+    return NULL;
+}
+
 struct rk_status *rk_flow_score(struct rk_flow_scores *out, struct rk_flow_context *ctx,
                                 const struct rk_batch *batch, const struct rk_dataset_row *const *prompts)
 {
@@ -126,7 +139,7 @@ struct rk_status *rk_flow_score(struct rk_flow_scores *out, struct rk_flow_conte
     if (inputs->reward_model.path)
         RK_TRY(rk_flow_add_rm_scores(out, ctx, batch, prompts));
     rk_overlong_apply(out, ctx->job);
-    return NULL;
+    return check_range(out);
 }
 
 void rk_flow_scores_fini(struct rk_flow_scores *scores)

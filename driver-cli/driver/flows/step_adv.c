@@ -148,6 +148,24 @@ static struct rk_status *find_key_rewards(struct rk_adv_in *in, struct rk_flow_c
     return NULL;
 }
 
+/* Scores are in the range of F32, sums and products of them need not be. */
+static struct rk_status *check_result(const struct rk_flow_context *ctx)
+{
+    const struct rk_flow_scores *scores = rk_flow_scores_of(ctx);
+    double min = INFINITY, max = -INFINITY;
+    struct rk_status *st = rk_flow_check_finite(ctx, "advantages");
+
+    if (!st)
+        st = rk_flow_check_finite(ctx, "returns");
+    if (!st)
+        return NULL;
+    for (int64_t row = 0; row < scores->num_rows; row++) {
+        min = RK_MIN(min, scores->results[row].score);
+        max = RK_MAX(max, scores->results[row].score);
+    }
+    return RK_WRAP(st, "advantages of scores from %g to %g", min, max);
+}
+
 static struct rk_status *advantages(struct rk_flow_context *ctx)
 {
     int64_t shape[2] = {ctx->num_rows, ctx->response_length};
@@ -178,7 +196,8 @@ static struct rk_status *advantages(struct rk_flow_context *ctx)
     in.token_level_rewards = rewards;
     in.response_mask = mask;
     in.group_mask = scored;
-    return rk_adv_compute(rk_flow_prompt_inputs(ctx->inputs)->adv, &(struct rk_adv_out){adv, returns}, &in);
+    RK_TRY(rk_adv_compute(rk_flow_prompt_inputs(ctx->inputs)->adv, &(struct rk_adv_out){adv, returns}, &in));
+    return check_result(ctx);
 }
 
 const struct rk_flow_step rk_step_adv = {"adv", "adv", NULL, advantages};

@@ -260,8 +260,7 @@ static void take_answer(struct run *run, const struct slot *slot)
     bool *has_result = rk_calloc((size_t)slot->count, sizeof(*has_result));
     struct rk_json *json = NULL;
     const struct rk_json *results;
-    struct rk_status *st =
-        rk_json_parse(&json, rk_str_text(&slot->answer), slot->answer.bytes, "answer", RK_JSON_ALLOW_NUL);
+    struct rk_status *st = rk_reward_wire_parse(&json, rk_str_text(&slot->answer), slot->answer.bytes);
 
     results = rk_json_find(json, "results");
     if (!st && rk_json_type(results) != RK_JSON_ARRAY)

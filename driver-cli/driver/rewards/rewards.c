@@ -1,13 +1,16 @@
 /* The table of rewards, the checked entry points, and the treatment of items without a score. */
 #include "driver-cli/driver/rewards/rewards_internal.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdarg.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_log.h"
 #include "base/rk_str.h"
+#include "driver-cli/driver/rewards/wire_internal.h"
 
 #define MAX_FAILED_RATIO   0.1 /* default of reward.max_failed_ratio */
 #define DURATION_MS_MAX    (24 * 3600 * 1000)
@@ -26,6 +29,7 @@ struct rk_reward {
     void *state; /* the row's */
     const char *on_error;
     double max_failed_ratio;
+    bool has_warned; /* about members of answers that are ignored */
 };
 
 /* --- configuration --- */
@@ -205,6 +209,7 @@ void rk_reward_fail(struct rk_reward_result *result, rk_reward_outcome_t outcome
     va_end(args);
     rk_json_free(result->extra);
     rk_free(result->message);
+    rk_free(result->ignored);
     *result = (struct rk_reward_result){.outcome = outcome, .message = rk_str_take(&message)};
 }
 
@@ -244,11 +249,31 @@ static struct rk_status *score_all(struct rk_reward *reward, const struct rk_rew
     return NULL;
 }
 
+bool rk_reward_is_in_range(double score)
+{
+    return fabs(score) <= (double)FLT_MAX; /* false for NaN */
+}
+
+/* Once a run: the answers that follow most likely have the same members. */
+static void warn_of_ignored(struct rk_reward *reward, const struct rk_reward_call *call)
+{
+    for (int64_t i = 0; i < call->num_items && !reward->has_warned; i++) {
+        if (!call->results[i].ignored)
+            continue;
+        RK_WARN(
+            "reward '%s': members of the answers that are neither reported nor dumped: %s; expected at most "
+            "%d numbers, true, false or texts with names of up to %d letters, digits and _-./@",
+            reward->ops->name, call->results[i].ignored, RK_REWARD_EXTRAS_MAX, RK_REWARD_NAME_BYTES);
+        reward->has_warned = true;
+    }
+}
+
 /* Applies on_error to one result; true when it is a failure. */
 static bool apply_on_error(const struct rk_reward *reward, struct rk_reward_result *result)
 {
-    if (result->outcome == RK_REWARD_SCORED && !isfinite(result->score))
-        rk_reward_fail(result, RK_REWARD_ERROR, "the score is not a finite number");
+    if (result->outcome == RK_REWARD_SCORED && !rk_reward_is_in_range(result->score))
+        rk_reward_fail(result, RK_REWARD_ERROR, "the score is %g, expected a number from -%g to %g",
+                       result->score, (double)FLT_MAX, (double)FLT_MAX);
     if (result->outcome == RK_REWARD_SCORED)
         return false;
     result->is_dropped = result->outcome == RK_REWARD_SKIPPED || strcmp(reward->on_error, "zero") != 0;
@@ -296,6 +321,7 @@ struct rk_status *rk_reward_score(struct rk_reward *reward, const struct rk_rewa
 
     memset(results, 0, (size_t)num_items * sizeof(*results));
     RK_TRY(score_all(reward, &call));
+    warn_of_ignored(reward, &call);
     return apply_policy(reward, &call);
 }
 
@@ -311,6 +337,8 @@ void rk_reward_results_fini(struct rk_reward_result *results, int64_t count)
     for (int64_t i = 0; i < count; i++) {
         rk_json_free(results[i].extra);
         rk_free(results[i].message);
+        rk_free(results[i].ignored);
+        results[i].ignored = NULL;
         results[i].extra = NULL;
         results[i].message = NULL;
     }

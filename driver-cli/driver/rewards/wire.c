@@ -5,8 +5,8 @@
 #include "base/rk_alloc.h"
 #include "driver-cli/driver/rewards/rewards_internal.h"
 
-#define NAME_BYTES_MAX    64
 #define MESSAGE_BYTES_MAX 1000
+#define IGNORED_BYTES_MAX 300 /* of the names of ignored members in a message */
 
 /* --- items --- */
 
@@ -65,10 +65,10 @@ static bool is_name(const char *name)
         if (!is_letter && !strchr("_-./@", *c))
             return false;
     }
-    return bytes > 0 && bytes <= NAME_BYTES_MAX;
+    return bytes > 0 && bytes <= RK_REWARD_NAME_BYTES;
 }
 
-/* Takes one further member of an answer; false when it is invalid. Null members are ignored. */
+/* Takes one further member of an answer; false when it cannot be reported. Null members have no value. */
 static bool take_extra(struct rk_json *extra, const char *name, const struct rk_json *value)
 {
     rk_json_type_t type = rk_json_type(value);
@@ -88,9 +88,11 @@ static bool take_extra(struct rk_json *extra, const char *name, const struct rk_
     return true;
 }
 
+/* Members that cannot be reported do not cost the score. */
 static void read_extras(struct rk_reward_result *result, const struct rk_json *answer)
 {
     struct rk_json *extra = rk_json_new_object();
+    struct rk_str ignored = {0};
 
     result->extra = extra;
     for (void *it = rk_json_iter(answer); it; it = rk_json_iter_next(answer, it)) {
@@ -98,15 +100,11 @@ static void read_extras(struct rk_reward_result *result, const struct rk_json *a
 
         if (strcmp(name, "id") == 0 || strcmp(name, "score") == 0)
             continue;
-        if (!take_extra(extra, name, rk_json_iter_value(it))) {
-            rk_reward_fail(
-                result, RK_REWARD_ERROR,
-                "the answer's member '%.100s': expected at most %d numbers and texts with names of up "
-                "to %d letters, digits and _-./@",
-                name, RK_REWARD_EXTRAS_MAX, NAME_BYTES_MAX);
-            return;
-        }
+        if (!take_extra(extra, name, rk_json_iter_value(it)) && ignored.bytes < IGNORED_BYTES_MAX)
+            rk_str_appendf(&ignored, "%s'%.100s'", ignored.bytes > 0 ? ", " : "", name);
     }
+    if (ignored.bytes > 0)
+        result->ignored = rk_str_take(&ignored);
     if (rk_json_count(extra) == 0) {
         rk_json_free(extra);
         result->extra = NULL;
@@ -150,6 +148,16 @@ struct rk_status *rk_reward_wire_read_answer(int64_t *id, struct rk_reward_resul
     return NULL;
 }
 
+/* Python's json.dumps writes NaN and Infinity. */
+struct rk_status *rk_reward_wire_parse(struct rk_json **out, const char *text, size_t bytes)
+{
+    struct rk_status *st = rk_json_parse(out, text, bytes, "answer", RK_JSON_ALLOW_NUL);
+
+    if (!st || (!memmem(text, bytes, "NaN", 3) && !memmem(text, bytes, "Infinity", 8)))
+        return st;
+    return RK_WRAP(st, "NaN or Infinity, which JSON does not have, in an answer; expected finite numbers");
+}
+
 struct rk_status *rk_reward_wire_parse_answer(int64_t *id, struct rk_reward_result *result, const char *line,
                                               size_t bytes)
 {
@@ -157,7 +165,7 @@ struct rk_status *rk_reward_wire_parse_answer(int64_t *id, struct rk_reward_resu
     struct rk_status *st;
 
     *result = (struct rk_reward_result){0};
-    RK_TRY(rk_json_parse(&json, line, bytes, "answer", RK_JSON_ALLOW_NUL));
+    RK_TRY(rk_reward_wire_parse(&json, line, bytes));
     st = rk_reward_wire_read_answer(id, result, json);
     rk_json_free(json);
     return st ? RK_WRAP(st, "answer") : NULL;

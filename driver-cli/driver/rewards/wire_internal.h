@@ -8,6 +8,7 @@
 #define RK_REWARD_PROTOCOL     2
 #define RK_REWARD_ANSWER_BYTES (1 << 20) /* of one answer; more indicates a faulty program */
 #define RK_REWARD_EXTRAS_MAX   32        /* members in addition to the score */
+#define RK_REWARD_NAME_BYTES   64        /* of the name of such a member */
 
 /* An item as an object {"id": id, "data_source": ..., ...}. */
 struct rk_json *rk_reward_wire_item(const struct rk_reward_item *item, int64_t id);
@@ -19,6 +20,8 @@ void rk_reward_wire_append_items(struct rk_str *out, const struct rk_reward_item
  * a valid id is that item's error; INVALID_ARGUMENT when it names none. The caller releases the result. */
 struct rk_status *rk_reward_wire_read_answer(int64_t *id, struct rk_reward_result *result,
                                              const struct rk_json *answer) RK_NODISCARD;
+/* The JSON of an answer. */
+struct rk_status *rk_reward_wire_parse(struct rk_json **out, const char *text, size_t bytes) RK_NODISCARD;
 /* The same for a line. */
 struct rk_status *rk_reward_wire_parse_answer(int64_t *id, struct rk_reward_result *result, const char *line,
                                               size_t bytes) RK_NODISCARD;

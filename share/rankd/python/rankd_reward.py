@@ -74,12 +74,26 @@ def describe(error):
     return what
 
 
+def plain(value):
+    """The Python value of a scalar of NumPy or PyTorch; other values, arrays too, as they are."""
+    try:
+        return value.item() if hasattr(value, "item") and not isinstance(value, (int, float)) else value
+    except (RuntimeError, TypeError, ValueError):
+        return value
+
+
+def is_finite(number):
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an int beyond the range of a float
+        return False
+
+
 def as_number(value):
     """A finite float, from what Python and NumPy call numbers; None is None."""
+    value = plain(value)
     if value is None:
         return None
-    if hasattr(value, "item") and not isinstance(value, (int, float)):
-        value = value.item()
     if not isinstance(value, numbers.Real):
         raise TypeError(f"the score is a {type(value).__name__}, expected a number")
     number = float(value)
@@ -103,12 +117,13 @@ def answer_of(item_id, result):
     for key, value in result.items():
         if key in ("id", "score", "error", "skip"):
             continue
-        if hasattr(value, "item") and not isinstance(value, (int, float)):
-            value = value.item()
-        if isinstance(value, (bool, str)):
-            answer[key] = value
-        elif isinstance(value, numbers.Real) and math.isfinite(float(value)):
-            answer[key] = float(value)
+        value = plain(value)
+        if value is None or isinstance(value, (bool, str)):
+            answer[str(key)] = value
+        elif isinstance(value, numbers.Real) and is_finite(value):
+            answer[str(key)] = float(value)
+        else:  # rankctl warns that it does not report this member
+            answer[str(key)] = [type(value).__name__]
     return answer
 
 

@@ -27,7 +27,7 @@ static const char code[] =
     "        os._exit(3)\n"
     "    if solution_str == 'dict':\n"
     "        return {'score': 0.5, 'acc': True, 'pred': ground_truth, 'turns': extra_info['num_turns'], "
-    "'list': [1]}\n"
+    "'list': [1], 'huge': 10 ** 400, 'not a number': float('nan'), 'empty': None, 5: 1}\n"
     "    if solution_str == 'no score':\n"
     "        return {'acc': 1}\n"
     "    return len(solution_str) + bonus + extra_info.get('more', 0)\n"
@@ -125,7 +125,9 @@ static void test_python_verls_function_scores_and_fails_item_by_item(void **stat
     assert_string_equal(rk_json_as_string(rk_json_find(results[2].extra, "pred"), ""), "right");
     assert_true(rk_json_as_real(rk_json_find(results[2].extra, "acc"), 0) == 1.0);
     assert_true(rk_json_as_real(rk_json_find(results[2].extra, "turns"), 0) == 2.0);
-    assert_null(rk_json_find(results[2].extra, "list"));
+    assert_true(rk_json_as_real(rk_json_find(results[2].extra, "5"), 0) == 1.0);
+    assert_int_equal(rk_json_count(results[2].extra), 4);
+    assert_string_equal(results[2].ignored, "'list', 'huge', 'not a number'");
     rk_reward_results_fini(results, COUNT);
     rk_reward_destroy(reward);
     rk_json_free(extra_info);

@@ -143,8 +143,10 @@ static const struct bad_item bad_items[] = {
     {"two kinds", "raw:\"score\": 1, \"skip\": true", RK_REWARD_ERROR, "exactly one"},
     {"text as score", "raw:\"score\": \"1\"", RK_REWARD_ERROR, "expected a number, got a string"},
     {"null as score", "raw:\"score\": null", RK_REWARD_ERROR, "score"},
-    {"list beside the score", "raw:\"score\": 1, \"tokens\": [1]", RK_REWARD_ERROR, "'tokens'"},
-    {"bad name beside the score", "raw:\"score\": 1, \"a b\": 1", RK_REWARD_ERROR, "'a b'"},
+    {"beyond float32", "raw:\"score\": -1e39", RK_REWARD_ERROR,
+     "the score is -1e+39, expected a number from -3.4"},
+    {"NaN", "raw:\"score\": NaN", RK_REWARD_CRASH, "NaN or Infinity, which JSON does not have"},
+    {"infinite", "raw:\"score\": -Infinity", RK_REWARD_CRASH, "NaN or Infinity, which JSON does not have"},
     {"says why", "raw:\"error\": \"no such unit\"", RK_REWARD_ERROR, "no such unit"},
     {"error of another type", "raw:\"error\": 7", RK_REWARD_ERROR, "error"},
     {"skips", "raw:\"skip\": true", RK_REWARD_SKIPPED, "skipped"},
@@ -186,6 +188,37 @@ static void test_workers_bad_item_of_a_batch_costs_itself_only(void **state)
 {
     (void)state;
     check_bad_items("\"num_workers\": 2, \"timeout\": \"1s\", \"max_failed_ratio\": 0.5, \"batch_size\": 5");
+}
+
+/* Goal: members that cannot be reported cost neither the score nor the other members. */
+static void test_workers_members_that_cannot_be_reported_are_ignored(void **state)
+{
+    struct rk_str many = {0};
+    const char *texts[2];
+    struct rk_reward_result results[2];
+    struct rk_reward *reward;
+
+    (void)state;
+    rk_str_append(&many, "raw:\"score\": 3");
+    for (int i = 0; i < 33; i++)
+        rk_str_appendf(&many, ", \"m%d\": %d", i, i);
+    texts[0] = "raw:\"score\": 3, \"tokens\": [1], \"a b\": 1, \"\u683c\u5f0f\u5206\": 0.5, \"kept\": 2, "
+               "\"none\": null";
+    texts[1] = rk_str_text(&many);
+    assert_ok(open_workers(&reward, "ok", "\"num_workers\": 1"));
+    assert_ok(score(reward, texts, 2, results));
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(results[i].outcome, RK_REWARD_SCORED);
+        assert_true(results[i].score == 3.0);
+    }
+    assert_string_equal(results[0].ignored, "'tokens', 'a b', '\u683c\u5f0f\u5206'");
+    assert_int_equal(rk_json_count(results[0].extra), 1);
+    assert_true(rk_json_as_real(rk_json_find(results[0].extra, "kept"), 0) == 2.0);
+    assert_string_equal(results[1].ignored, "'m32'");
+    assert_int_equal(rk_json_count(results[1].extra), 32);
+    rk_reward_results_fini(results, 2);
+    rk_reward_destroy(reward);
+    rk_str_fini(&many);
 }
 
 /* Goal: a duplicate answer is an error of its worker only: the item and the worker's next items keep their
@@ -444,6 +477,7 @@ int main(void)
         cmocka_unit_test(test_workers_items_arrive_whole),
         cmocka_unit_test(test_workers_bad_item_costs_itself_only),
         cmocka_unit_test(test_workers_bad_item_of_a_batch_costs_itself_only),
+        cmocka_unit_test(test_workers_members_that_cannot_be_reported_are_ignored),
         cmocka_unit_test(test_workers_surplus_answer_costs_no_score),
         cmocka_unit_test(test_workers_on_error_and_ratio),
         cmocka_unit_test(test_workers_too_many_failures_end_the_call_early),
