@@ -90,10 +90,51 @@ static void test_run_the_tokenizers_eos_token_ends_responses(void **state)
     rk_free(model);
 }
 
+/* Goal: a chat template in a file renders the prompts, and is exported with the model. */
+static void test_run_a_template_in_a_file(void **state)
+{
+    static const char row[] =
+        "{\"data_source\": \"digits\", \"prompt\": [{\"role\": \"user\", \"content\": \"3,5\"}], "
+        "\"reward_model\": {\"ground_truth\": \"7\"}}\n";
+    static const char text[] = "{% for m in messages %}{{ m.content }}:{% endfor %}9,2\n";
+    const char *temp = rk_test_temp_dir();
+    char *keys[] = {rk_format(MODEL "custom_chat_template=%s/chat.jinja", temp),
+                    rk_format("data.train_files=[%s/chat.jsonl]", temp),
+                    rk_format("trainer.rollout_data_dir=%s/chat-dump", temp)};
+    char *dir, *dump, *exported;
+    struct rk_json *sample;
+
+    (void)state;
+    put_text(temp, "chat.jinja", text);
+    put_text(temp, "chat.jsonl", row);
+    dir = run_new_tiny_job("2",
+                           (const char *const[]){keys[0], keys[1], keys[2], "data.train_batch_size=1",
+                                                 "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+                                                 "trainer.total_training_steps=1", NULL},
+                           NULL);
+    dump = rk_path_join(temp, "chat-dump/1.jsonl");
+    exported = rk_test_read_file(dump, NULL);
+    exported[strcspn(exported, "\n")] = '\0';
+    sample = parse_json(exported);
+    assert_string_equal(rk_json_as_string(rk_json_find(sample, "input"), ""), "3,5:9,2");
+    rk_json_free(sample);
+    rk_free(exported);
+    rk_free(dump);
+    dump = rk_path_join(dir, "hf/chat_template.jinja");
+    exported = rk_test_read_file(dump, NULL);
+    assert_string_equal(exported, text);
+    rk_free(exported);
+    rk_free(dump);
+    for (size_t i = 0; i < RK_ARRAY_LEN(keys); i++)
+        rk_free(keys[i]);
+    rk_free(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_run_the_tokenizers_eos_token_ends_responses),
+        cmocka_unit_test(test_run_a_template_in_a_file),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -156,13 +156,21 @@ static struct rk_status *check_chat_kwargs(const struct rk_json *kwargs)
     return NULL;
 }
 
-static struct rk_status *load_chat(struct rk_flow_inputs *inputs, const struct rk_config *job)
+static struct rk_status *load_chat(struct rk_flow_inputs *inputs, const struct rk_config *job,
+                                   const char *job_dir)
 {
     const char *custom = rk_config_string(job, RK_JOB_MODEL "custom_chat_template");
-    struct rk_status *st;
+    char *path = NULL;
+    struct rk_status *st = NULL;
 
     RK_TRY(check_chat_kwargs(rk_config_json(job, "data.apply_chat_template_kwargs")));
-    st = rk_chat_create_dir(&inputs->chat, inputs->tokenizer_dir, custom);
+    if (custom)
+        st = rk_flow_read_template(&inputs->custom_template, &path, custom, job_dir);
+    if (!st)
+        st = rk_chat_create_dir(&inputs->chat, inputs->tokenizer_dir, inputs->custom_template);
+    if (st && path)
+        st = RK_WRAP(st, "%s", path);
+    rk_free(path);
     return st && custom ? RK_WRAP(st, RK_JOB_MODEL "custom_chat_template") : st;
 }
 
@@ -215,7 +223,7 @@ struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct r
     RK_TRY_GOTO(st, check_layers(out, job), fail);
     RK_TRY_GOTO(st, load_tokenizer(out, job, job_dir), fail);
     RK_TRY_GOTO(st, load_token_ids(out, job), fail);
-    RK_TRY_GOTO(st, load_chat(out, job), fail);
+    RK_TRY_GOTO(st, load_chat(out, job, job_dir), fail);
     RK_TRY_GOTO(st, out->data->load(out, job, job_dir), fail);
     return NULL;
 fail:
@@ -237,6 +245,7 @@ void rk_flow_inputs_fini(struct rk_flow_inputs *inputs)
     rk_json_free(inputs->eos_ids);
     rk_json_free(inputs->generation_config);
     rk_json_free(inputs->hf_config);
+    rk_free(inputs->custom_template);
     rk_free(inputs->tokenizer_dir);
     rk_free(inputs->model_path);
     *inputs = (struct rk_flow_inputs){0};

@@ -355,7 +355,7 @@ struct rk_status *rk_flow_export(struct rk_flow_context *ctx)
                 ctx->export_path, strerror(errno), ctx->inputs->tokenizer_dir);
         return NULL;
     }
-    RK_TRY(rk_flow_copy_tokenizer(ctx->inputs->tokenizer_dir, ctx->export_path));
+    RK_TRY(rk_flow_write_tokenizer(ctx->inputs, ctx->export_path));
     tokenizer = rk_path_join(ctx->export_path, TOKENIZER_FILE);
     ctx->has_tokenizer = access(tokenizer, F_OK) == 0;
     rk_free(tokenizer);

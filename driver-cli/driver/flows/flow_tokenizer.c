@@ -1,10 +1,12 @@
 /* Tokenizers that a job names. */
+#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "driver-cli/driver/files_internal.h"
 #include "driver-cli/driver/flows/flows_internal.h"
@@ -69,6 +71,20 @@ struct rk_status *rk_flow_compare_tokens(const struct rk_tokenizer *tokenizer, c
     return st;
 }
 
+/* Of conversations with tools. */
+static struct rk_status *copy_tool_template(const char *from_dir, const char *to_dir)
+{
+    static const char folder[] = "additional_chat_templates";
+    char *from = rk_path_join(from_dir, folder), *to = rk_path_join(to_dir, folder);
+    struct rk_status *st = access(from, F_OK) == 0 ? rk_make_dirs(to) : NULL;
+
+    if (!st)
+        st = rk_copy_if_there(from, to, "tool_use.jinja");
+    rk_free(from);
+    rk_free(to);
+    return st;
+}
+
 struct rk_status *rk_flow_copy_tokenizer(const char *from_dir, const char *to_dir)
 {
     static const char *const files[] = {"tokenizer.json",
@@ -82,5 +98,24 @@ struct rk_status *rk_flow_copy_tokenizer(const char *from_dir, const char *to_di
 
     for (size_t i = 0; i < RK_ARRAY_LEN(files); i++)
         RK_TRY(rk_copy_if_there(from_dir, to_dir, files[i]));
-    return NULL;
+    return copy_tool_template(from_dir, to_dir);
+}
+
+struct rk_status *rk_flow_write_tokenizer(const struct rk_flow_inputs *inputs, const char *to_dir)
+{
+    const char *custom = inputs->custom_template;
+    char *path, *tools;
+    struct rk_status *st;
+
+    RK_TRY(rk_flow_copy_tokenizer(inputs->tokenizer_dir, to_dir));
+    if (!custom)
+        return NULL;
+    path = rk_path_join(to_dir, "chat_template.jinja"); /* is read before all others */
+    tools = rk_path_join(to_dir, "additional_chat_templates/tool_use.jinja");
+    st = rk_write_file_atomic(path, custom, strlen(custom));
+    if (!st && unlink(tools) != 0 && errno != ENOENT && errno != ENOTDIR)
+        st = rk_errno_status("cannot remove", tools);
+    rk_free(tools);
+    rk_free(path);
+    return st;
 }

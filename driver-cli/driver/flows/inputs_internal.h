@@ -61,7 +61,8 @@ struct rk_flow_inputs {
     int64_t pad_id;
     struct rk_workload workload;
     struct rk_tokenizer *tokenizer;
-    struct rk_chat *chat; /* NULL: the tokenizer has no chat template */
+    struct rk_chat *chat;  /* NULL: the tokenizer has no chat template */
+    char *custom_template; /* text that replaces the tokenizer's; NULL: none */
 };
 
 /* The part of its kind of data, of a job that has such data (asserted). */
@@ -88,6 +89,14 @@ struct rk_status *rk_flow_open_tokenizer(struct rk_tokenizer **out, char **dir, 
                                          const char *name) RK_NODISCARD;
 /* Copies the files of a tokenizer from one directory to the other. */
 struct rk_status *rk_flow_copy_tokenizer(const char *from_dir, const char *to_dir) RK_NODISCARD;
+/* Writes the tokenizer of the policy with the chat template that it was trained with. */
+struct rk_status *rk_flow_write_tokenizer(const struct rk_flow_inputs *inputs,
+                                          const char *to_dir) RK_NODISCARD;
+/* The text of a chat template from `value`, the name of an existing file or the text itself
+ * (flow_template.c); *path is the file, or NULL. INVALID_ARGUMENT for text without Jinja. rk_free both, on
+ * failure too. */
+struct rk_status *rk_flow_read_template(char **out, char **path, const char *value,
+                                        const char *job_dir) RK_NODISCARD;
 /* INVALID_ARGUMENT names the first token of `path` that is not the same in the tokenizer of `owner`. */
 struct rk_status *rk_flow_compare_tokens(const struct rk_tokenizer *tokenizer, const char *path,
                                          const struct rk_tokenizer *expected, const char *owner) RK_NODISCARD;

@@ -98,6 +98,50 @@ static void test_flow_inputs_token_ids(void **state)
     rk_free(dir);
 }
 
+/* Goal: a chat template is the text of the file that the key names, which is relative to the job, or the text
+ * itself; what is neither is refused, since every prompt would be that text. */
+static void test_flow_inputs_template_is_a_file_or_its_text(void **state)
+{
+    static const struct {
+        const char *value, *text, *error;
+    } cases[] = {
+        {"chat.jinja", "{{ messages[0].content }}!", NULL},
+        {"{{ messages }}", "{{ messages }}", NULL},
+        {"3,5:9{# messages #}", "3,5:9{# messages #}", NULL},
+        {"plain.txt", NULL,
+         "plain.txt': expected a Jinja template that writes the messages, got text without {{ ... }}"},
+        {"chat.json", NULL, "chat.json': expected a file with the text of a Jinja template"},
+        {"nul.jinja", NULL, "nul.jinja': the template contains NUL"},
+        {"missing.jinja", NULL, "'missing.jinja': expected a file with a Jinja template, or the text of one"},
+        {".", NULL, "is no regular file"},
+        {"", NULL, "expected a file with a Jinja template"},
+    };
+    const char *dir = rk_test_temp_dir();
+    char *nul = rk_path_join(dir, "nul.jinja");
+
+    (void)state;
+    put_file(dir, "chat.jinja", "{{ messages[0].content }}!");
+    put_file(dir, "plain.txt", "chat.jinja\n");
+    put_file(dir, "chat.json", "{\"chat_template\": \"{{ messages }}\"}");
+    rk_test_write_file(nul, "{{ a }}\0b", 9);
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *text, *path;
+        struct rk_status *st = rk_flow_read_template(&text, &path, cases[i].value, dir);
+
+        print_message("  %s\n", cases[i].value);
+        if (cases[i].error) {
+            assert_fails(st, RK_INVALID_ARGUMENT, cases[i].error);
+        } else {
+            assert_ok(st);
+            assert_string_equal(text, cases[i].text);
+            assert_int_equal(path != NULL, i == 0);
+        }
+        rk_free(text);
+        rk_free(path);
+    }
+    rk_free(nul);
+}
+
 /* Goal: sequences are balanced by the operations of the model: of latents, and of the experts of a token. By
  * hand: attention of 49,152 weights, a router of 1,024 and two experts of 49,152; attention of 50,688 with
  * latents and an MLP of 98,304; 128 columns of attention. */
@@ -516,6 +560,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_flow_inputs_token_ids),
+        cmocka_unit_test(test_flow_inputs_template_is_a_file_or_its_text),
         cmocka_unit_test(test_flow_inputs_workload),
         cmocka_unit_test(test_flow_inputs_teacher_has_the_vocabulary_of_the_student),
         cmocka_unit_test(test_flow_inputs_topk_beyond_the_vocabulary_is_refused),
