@@ -20,6 +20,7 @@
 #include "base/rk_loss_agg.h"
 #include "base/rk_map.h"
 #include "base/rk_mesh.h"
+#include "base/rk_net.h"
 #include "base/rk_options.h"
 #include "base/rk_preference.h"
 #include "base/rk_rng.h"

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_net.h"
 #include "base/rk_str.h"
 
 #define UNIX_PREFIX     "unix:"
@@ -45,9 +46,8 @@ static struct rk_status *parse_unix(struct rk_listen *out, const char *text, con
 static struct rk_status *resolve(char *out, size_t out_bytes, bool *is_local, const char *host,
                                  const char *key, const char *text)
 {
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
-    struct addrinfo *found = NULL;
-    int rc = getaddrinfo(host, NULL, &hints, &found);
+    struct addrinfo *found;
+    int rc = rk_net_resolve(&found, host, NULL, 0);
 
     if (rc == 0)
         rc = getnameinfo(found->ai_addr, found->ai_addrlen, out, (socklen_t)out_bytes, NULL, 0,

@@ -11,6 +11,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_net.h"
 #include "base/rk_time.h"
 
 #define CONNECT_TIMEOUT_MS   2000
@@ -54,10 +55,22 @@ static grpc_arg int_arg(const char *key, int value)
     return (grpc_arg){.type = GRPC_ARG_INTEGER, .key = (char *)key, .value.integer = value};
 }
 
+/* The address with the number of localhost; rk_free it. */
+static char *target_of(const char *address)
+{
+    const char *colon = strrchr(address, ':');
+    char *host = rk_strndup(address, colon ? (size_t)(colon - address) : strlen(address));
+    char *target = rk_format("%s%s", rk_net_host(host), colon ? colon : "");
+
+    rk_free(host);
+    return target;
+}
+
 /* Each channel has its own subchannel pool, so that each is a separate connection.
  */
 static grpc_channel *open_channel(const char *address, const struct rk_driver_tls *tls)
 {
+    char *target = target_of(address);
     grpc_arg args[] = {
         int_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
         int_arg(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1),
@@ -79,12 +92,16 @@ static grpc_channel *open_channel(const char *address, const struct rk_driver_tl
         int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, RK_LIMIT_MESSAGE_BYTES),
         /* As the daemon's, for results. */
         int_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, RK_LIMIT_MESSAGE_BYTES),
+        /* The name that the daemon's certificate must have. */
+        {.type = GRPC_ARG_STRING, .key = (char *)GRPC_ARG_DEFAULT_AUTHORITY, .value.string = (char *)address},
     };
-    grpc_channel_args all = {.num_args = RK_ARRAY_LEN(args), .args = args};
+    bool is_named = strcmp(target, address) != 0;
+    grpc_channel_args all = {.num_args = RK_ARRAY_LEN(args) - !is_named, .args = args};
     grpc_channel_credentials *credentials = rk_driver_tls_credentials(tls, address);
-    grpc_channel *channel = grpc_channel_create(address, credentials, &all);
+    grpc_channel *channel = grpc_channel_create(target, credentials, &all);
 
     grpc_channel_credentials_release(credentials);
+    rk_free(target);
     return channel;
 }
 

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include "base/rk_array.h"
+#include "base/rk_net.h"
 #include "base/rk_str.h"
 #include "driver-cli/rk_driver.h"
 
@@ -76,9 +77,8 @@ struct rk_status *rk_hosts_of_addrinfo(const struct addrinfo *list, int64_t port
 
 static struct rk_status *resolve(const char *name, int64_t port, rk_host_fn each, void *user)
 {
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
-    struct addrinfo *list = NULL;
-    int error = getaddrinfo(name, NULL, &hints, &list);
+    struct addrinfo *list;
+    int error = rk_net_resolve(&list, name, NULL, 0);
     struct rk_status *st;
 
     if (error)

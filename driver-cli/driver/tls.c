@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_net.h"
 #include "base/rk_str.h"
 #include "base/rk_time.h"
 
@@ -83,11 +84,11 @@ static bool wait_until(int fd, short events, int64_t deadline_ns)
 /* -1 when no process listens there, which gRPC has reported already. */
 static int connect_to(const char *host, const char *port, int64_t deadline_ns)
 {
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
+    struct addrinfo *found;
     int fd = -1, error = 0;
     socklen_t error_bytes = sizeof(error);
 
-    if (getaddrinfo(host, port, &hints, &found) != 0)
+    if (rk_net_resolve(&found, host, port, 0) != 0)
         return -1;
     for (const struct addrinfo *one = found; one && fd < 0; one = one->ai_next) {
         fd = socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

@@ -13,6 +13,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_hash.h"
+#include "base/rk_net.h"
 #include "base/rk_str.h"
 
 #define UNIX_PREFIX "unix:@"
@@ -38,9 +39,8 @@ static struct rk_status *parse_unix(struct rk_cpu_address *out, const char *text
 
 static struct rk_status *resolve(struct rk_cpu_address *out, const char *host, const char *port, int flags)
 {
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags};
-    struct addrinfo *found = NULL;
-    int rc = getaddrinfo(host, port, &hints, &found);
+    struct addrinfo *found;
+    int rc = rk_net_resolve(&found, host, port, flags);
 
     if (rc != 0)
         return RK_FAIL(RK_INVALID_ARGUMENT, "address '%s': %s", host, gai_strerror(rc));

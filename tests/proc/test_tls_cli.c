@@ -103,6 +103,29 @@ static void test_tls_cli_flags_and_environment(void **state)
     rk_free(both);
 }
 
+/* Goal: localhost is reached without a resolver, and the certificate is checked for that name. */
+static void test_tls_cli_localhost(void **state)
+{
+    static const struct rk_test_cert_spec specs[] = {
+        {.file = "named", .use = RK_CERT_HOST, .names = {"localhost"}},
+        {.file = "numbered", .use = RK_CERT_HOST, .names = {"127.0.0.1"}}};
+
+    (void)state;
+    rk_test_make_signed("ca", specs, RK_ARRAY_LEN(specs));
+    for (size_t i = 0; i < RK_ARRAY_LEN(specs); i++) {
+        struct rk_proc *daemon = start_tls_daemon(specs[i].file, "ca", "unix", NULL);
+        char *named = rk_format("localhost%s", strrchr(rk_proc_address(daemon), ':'));
+        struct outcome outcome = ask(named, "client", "ca");
+
+        assert_exit(&outcome, i == 0 ? 0 : 4);
+        if (i > 0)
+            assert_text("stderr", outcome.err, "its certificate is for 127.0.0.1, not for localhost");
+        outcome_fini(&outcome);
+        stop(daemon);
+        rk_free(named);
+    }
+}
+
 /* Goal: errors of certificates on either side have their cause, and are not "socket closed".
  */
 static void test_tls_cli_reports_the_error(void **state)
@@ -209,6 +232,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tls_cli_flags_and_environment),
+        cmocka_unit_test(test_tls_cli_localhost),
         cmocka_unit_test(test_tls_cli_reports_the_error),
         cmocka_unit_test(test_tls_cli_run_is_the_same),
     };

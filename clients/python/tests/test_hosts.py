@@ -72,6 +72,19 @@ class Hosts(unittest.TestCase):
         self.assertEqual(_hosts.sorted_addresses(found, 7000),
                          ["10.0.0.9:7000", "10.0.0.10:7000", "192.168.0.1:7000", "[fd00::1]:7000", "[fd00::2]:7000"])
 
+    def test_localhost_needs_no_resolver(self):
+        """Goal: localhost is a number before a resolver is asked, and no other name is."""
+        asked = []
+
+        def resolve(name, *_, **__):
+            asked.append(name)
+            return [(socket.AF_INET, 0, 0, "", ("127.0.0.1", 0))]
+
+        with mock.patch("socket.getaddrinfo", resolve):
+            for name in ("localhost", "LocalHost", "localhost.", "localhost1"):
+                self.assertEqual(_hosts.parse_hosts(f"dns:{name}:7"), ["127.0.0.1:7"])
+        self.assertEqual(asked, ["127.0.0.1"] * 3 + ["localhost1"])
+
     def test_files(self):
         """Goal: a line of a file has terms and comments, and errors name the line number."""
         with tempfile.TemporaryDirectory() as folder:

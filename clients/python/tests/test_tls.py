@@ -39,6 +39,9 @@ class MutualTls(DaemonTest):
         cannot."""
         hosts = self.secure_daemons(1).hosts
         self.assertEqual(self.connect(hosts, tls=self.tls(self.certs)).claim(), 1)
+        named = [f"localhost:{address.rpartition(':')[2]}" for address in hosts]
+        self.assert_refused("UNAVAILABLE", "", rankd.connect, named, tls=self.tls(self.certs))
+        self.assertEqual(len(self.connect(named, tls=self.tls(self.certs, server_name="127.0.0.1")).status()), 1)
         for tls in (None, rankd.Tls(ca=f"{self.certs}/ca.crt"), self.tls(self.others),
                     self.tls(self.certs, cert=f"{self.others}/rankctl.crt", key=f"{self.others}/rankctl.key"),
                     self.tls(self.certs, ca=f"{self.others}/ca.crt"), self.tls(self.certs, server_name="node7")):

@@ -23,6 +23,7 @@ static void test_rk_listen_parse_good_addresses(void **state)
         {"127.0.0.1:0", "127.0.0.1:0", true},
         {"127.1.2.3:65535", "127.1.2.3:65535", true},
         {"[::1]:7000", "[::1]:7000", true},
+        {"localhost:7000", "127.0.0.1:7000", true},
         {"unix:/run/rankd.sock", "unix:/run/rankd.sock", true},
         {"unix-abstract:rankd", "unix-abstract:rankd", true},
         {"0.0.0.0:7000", "0.0.0.0:7000", false},

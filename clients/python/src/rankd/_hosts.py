@@ -22,6 +22,12 @@ def is_socket(address: str) -> bool:
     return address.startswith(("unix:", "unix-abstract:"))
 
 
+def number_of(host: str) -> str:
+    """The number of localhost, which no resolver is asked for: a new root file system has no /etc/hosts. Every other
+    host as it is."""
+    return "127.0.0.1" if host.lower() in ("localhost", "localhost.") else host
+
+
 def parse_hosts(hosts: Any) -> List[str]:
     """Addresses in rank order: of a list, each of whose items may be a term, or of text with commas and @FILE."""
     if hosts is None:
@@ -250,7 +256,7 @@ def _dns(text: str) -> List[str]:
         raise ValueError(f"address '{address}': expected dns:NAME or dns:NAME:PORT, without ranges")
     port = _port(rest, address) if colon else DEFAULT_PORT
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(number_of(name), None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise RankdError("UNAVAILABLE", "", f"dns:{name}: cannot resolve the name: {error.strerror}") from None
     return sorted_addresses([(family, str(where[0])) for family, _, _, _, where in found], port)

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 import grpc
 
-from rankd._hosts import is_socket
+from rankd._hosts import is_socket, number_of
 from rankd.errors import RankdError, from_rpc
 from rankd.v1 import common_pb2, worker_pb2_grpc
 
@@ -84,10 +84,14 @@ class Worker:
         options = list(_OPTIONS)
         if is_socket(address):
             tls = None
+        host, colon, port = address.rpartition(":")
+        target = f"{number_of(host)}{colon}{port}"
         if tls and tls.server_name:
             options.append(("grpc.ssl_target_name_override", tls.server_name))
-        self._channels = [grpc.secure_channel(address, tls.credentials(), options) if tls
-                          else grpc.insecure_channel(address, options) for _ in range(2)]
+        elif target != address:
+            options.append(("grpc.default_authority", address))  # the name that the certificate must have
+        self._channels = [grpc.secure_channel(target, tls.credentials(), options) if tls
+                          else grpc.insecure_channel(target, options) for _ in range(2)]
         self.data = worker_pb2_grpc.WorkerStub(self._channels[0])
         self.control = worker_pb2_grpc.WorkerStub(self._channels[1])
 

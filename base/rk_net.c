@@ -1,0 +1,22 @@
+#include "base/rk_net.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <strings.h>
+#include <sys/socket.h>
+
+const char *rk_net_host(const char *host)
+{
+    /* The dot at the end makes a name absolute. */
+    bool is_localhost = strcasecmp(host, "localhost") == 0 || strcasecmp(host, "localhost.") == 0;
+
+    return is_localhost ? "127.0.0.1" : host;
+}
+
+int rk_net_resolve(struct addrinfo **out, const char *host, const char *port, int flags)
+{
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags};
+
+    *out = NULL;
+    return getaddrinfo(rk_net_host(host), port, &hints, out);
+}
