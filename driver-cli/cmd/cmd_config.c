@@ -18,7 +18,7 @@ static struct rk_status *load(struct rk_cli *cli, struct rk_config **job)
     if (text && (!rk_parse_i64(text, &world) || world < 1 || world > RK_MESH_MAX_RANKS))
         return RK_FAIL(RK_INVALID_ARGUMENT, "--world=%s: expected a number of daemons", text);
     RK_TRY(rk_cli_load_job(job, cli, 1, NULL, 0));
-    st = world > 0 ? rk_job_check(*job, (int32_t)world) : NULL;
+    st = rk_job_check(*job, (int32_t)world);
     if (!st)
         return NULL;
     rk_config_destroy(*job);

@@ -4,13 +4,23 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/rk_knobs.h"
+#include "base/rk_log.h"
 #include "driver-cli/driver/job_internal.h"
 #include "driver-cli/rk_driver.h"
+#include "proto/rk_methods.h"
 
 #define ESTIMATOR "algorithm.adv_estimator"
 #define KEYS      "algorithm.gdpo_reward_keys"
 #define WEIGHTS   "algorithm.gdpo_reward_weights"
 #define KL_CTRL   "algorithm.kl_ctrl."
+
+/* Then advantages have no effect. */
+static bool distills_only(const struct rk_config *job)
+{
+    return rk_config_bool(job, "distillation.enabled") &&
+           !rk_config_bool(job, RK_KNOB_DISTILL "use_task_rewards");
+}
 
 void rk_job_estimator_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
@@ -28,6 +38,11 @@ void rk_job_estimator_check(const struct rk_config *job, int32_t world_size, str
                        ESTIMATOR "=%s compares the responses to a prompt: it needs " RK_JOB_ROLLOUT
                                  "n of %d or more, got %" PRId64 "\n",
                        name, ops->min_group, num_samples);
+    else if (ops->min_group > 0 && num_samples == 1 && rk_job_role_needed(job, RK_ROLE_ROLLOUT) &&
+             !distills_only(job))
+        RK_WARN(ESTIMATOR "=%s compares the responses to a prompt, and " RK_JOB_ROLLOUT
+                          "n=1 leaves none to compare with: set it above 1",
+                name);
 }
 
 bool rk_job_needs_sum_pi_squared(const struct rk_config *job)

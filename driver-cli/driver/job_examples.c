@@ -63,6 +63,6 @@ static void check_examples(const struct rk_config *job, int32_t world_size, stru
 }
 
 const struct rk_job_rule rk_job_example_rules[] = {
-    {"examples", check_examples},
-    {NULL, NULL},
+    {"examples", check_examples, false},
+    {NULL, NULL, false},
 };

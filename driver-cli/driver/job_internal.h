@@ -45,8 +45,8 @@ struct rk_status *rk_job_load(struct rk_config **out, const char *path, const ch
 /* The same of JSON text that messages call `name`. */
 struct rk_status *rk_job_load_text(struct rk_config **out, const char *text, const char *name,
                                    const char *const *overrides, int64_t num_overrides) RK_NODISCARD;
-/* Checks the keys together and with the number of daemons; INVALID_ARGUMENT with all problems, one per
- * line. */
+/* Checks the keys together and with the number of daemons, 0: unknown. INVALID_ARGUMENT with all problems,
+ * one per line; warns of keys without effect that are no mistake. */
 struct rk_status *rk_job_check(const struct rk_config *job, int32_t world_size) RK_NODISCARD;
 /* The job for a file in another directory: paths relative to `dir`, the directory of the job's file,
  * become absolute; outputs are relative to the working directory.
@@ -119,6 +119,7 @@ void rk_job_format_keys(struct rk_str *out);
 struct rk_job_rule {
     const char *name;
     void (*check)(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
+    bool needs_world; /* not checked while the number of daemons is unknown */
 };
 /* The rules of every job, and those of jobs with that kind of data (flows/flow_internal.h); each list ends
  * with a row without a name. */
@@ -274,6 +275,9 @@ const char *rk_job_dtype(const struct rk_config *job, const char *device_kind);
 /* numerics, or its default on devices of that kind for the model of that config.json (NULL: not known). */
 const char *rk_job_numerics(const struct rk_config *job, const char *device_kind,
                             const struct rk_json *hf_config);
+
+/* The rule "keys of roles" (job_role_keys.c). */
+void rk_job_role_keys_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 
 /* Sizes of the micro-batches of a pass. */
 struct rk_job_micro {

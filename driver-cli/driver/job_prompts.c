@@ -55,8 +55,8 @@ static void check_keys_of_examples(const struct rk_config *job, int32_t world_si
 }
 
 const struct rk_job_rule rk_job_prompt_rules[] = {
-    {"mini-batch", check_mini_batch},
-    {"model length", check_model_len},
-    {"keys of examples", check_keys_of_examples},
-    {NULL, NULL},
+    {"mini-batch", check_mini_batch, true},
+    {"model length", check_model_len, false},
+    {"keys of examples", check_keys_of_examples, false},
+    {NULL, NULL, false},
 };

@@ -337,34 +337,35 @@ static void check_profile(const struct rk_config *job, int32_t world_size, struc
 }
 
 static const struct rk_job_rule rules[] = {
-    {"world", rk_job_world_check},
-    {"rollout experts", rk_job_rollout_experts_check},
-    {"nodes", check_nodes},
-    {"pipeline", rk_job_pipeline_check},
-    {"train batch", check_train_batch},
-    {"update micro-batch", check_update_micro},
-    {"log-prob micro-batch", check_log_prob_micro},
-    {"model", check_model},
-    {"estimator", rk_job_estimator_check},
-    {"gdpo", rk_job_gdpo_check},
-    {"policy loss", check_policy_loss},
-    {"kl controller", rk_job_kl_ctrl_check},
-    {"filter_groups", check_filter_groups},
-    {"critic", rk_job_critic_check},
-    {"reward model", rk_job_reward_model_check},
-    {"distillation", rk_job_distill_check},
-    {"betas", check_betas},
-    {"recompute", check_recompute},
-    {"rollout correction", rk_job_rollout_correction_check},
-    {"old log-prob", rk_job_old_log_prob_check},
-    {"router replay", rk_job_router_replay_check},
-    {"reward", rk_job_reward_check},
-    {"logger", check_logger},
-    {"validation", check_validation},
-    {"val_kwargs", check_val_kwargs},
-    {"checkpoints", check_checkpoints},
-    {"profile", check_profile},
-    {NULL, NULL},
+    {"world", rk_job_world_check, true},
+    {"rollout experts", rk_job_rollout_experts_check, false},
+    {"nodes", check_nodes, true},
+    {"pipeline", rk_job_pipeline_check, false},
+    {"train batch", check_train_batch, true},
+    {"update micro-batch", check_update_micro, true},
+    {"log-prob micro-batch", check_log_prob_micro, false},
+    {"model", check_model, false},
+    {"keys of roles", rk_job_role_keys_check, false},
+    {"estimator", rk_job_estimator_check, false},
+    {"gdpo", rk_job_gdpo_check, false},
+    {"policy loss", check_policy_loss, false},
+    {"kl controller", rk_job_kl_ctrl_check, false},
+    {"filter_groups", check_filter_groups, false},
+    {"critic", rk_job_critic_check, false},
+    {"reward model", rk_job_reward_model_check, false},
+    {"distillation", rk_job_distill_check, false},
+    {"betas", check_betas, false},
+    {"recompute", check_recompute, false},
+    {"rollout correction", rk_job_rollout_correction_check, false},
+    {"old log-prob", rk_job_old_log_prob_check, false},
+    {"router replay", rk_job_router_replay_check, false},
+    {"reward", rk_job_reward_check, false},
+    {"logger", check_logger, false},
+    {"validation", check_validation, false},
+    {"val_kwargs", check_val_kwargs, false},
+    {"checkpoints", check_checkpoints, false},
+    {"profile", check_profile, false},
+    {NULL, NULL, false},
 };
 
 const struct rk_job_rule *rk_job_rules(void)
@@ -375,8 +376,10 @@ const struct rk_job_rule *rk_job_rules(void)
 static void check_all(const struct rk_job_rule *rule, const struct rk_config *job, int32_t world_size,
                       struct rk_str *problems)
 {
-    for (; rule->name; rule++)
-        rule->check(job, world_size, problems);
+    for (; rule->name; rule++) {
+        if (world_size > 0 || !rule->needs_world)
+            rule->check(job, world_size, problems);
+    }
 }
 
 struct rk_status *rk_job_check(const struct rk_config *job, int32_t world_size)

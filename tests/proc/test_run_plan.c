@@ -198,7 +198,9 @@ static void test_run_with_a_role_too_much_loads_nothing(void **state)
     }
     rk_json_free(plan);
 
-    outcome = run_on(hosts, smaller, (const char *const[]){FOUR_ROLES, "algorithm.adv_estimator=grpo", NULL});
+    outcome = run_on(
+        hosts, smaller,
+        (const char *const[]){FOUR_ROLES, "algorithm.adv_estimator=grpo", "critic.enable=false", NULL});
     assert_exit(&outcome, 0);
     outcome_fini(&outcome);
     for (int i = 0; i < NUM_DAEMONS; i++)

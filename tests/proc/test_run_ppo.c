@@ -194,7 +194,7 @@ static void test_ppo_critic_does_not_change_grpo(void **state)
 {
     static const char *const with[] = {ACTOR TP "1", "algorithm.adv_estimator=grpo", "critic.enable=true",
                                        "trainer.critic_warmup=0", NULL};
-    static const char *const without[] = {ACTOR TP "1", "algorithm.adv_estimator=grpo",
+    static const char *const without[] = {ACTOR TP "1", "algorithm.adv_estimator=grpo", "critic.enable=false",
                                           "trainer.critic_warmup=0", NULL};
     char *dir = run_new("1", with), *plain = run_new("1", without);
     struct rk_json *metrics = read_metrics(dir, 2);

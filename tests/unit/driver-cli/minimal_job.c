@@ -16,6 +16,7 @@ static const char *const minimal[] = {
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
     "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
     "actor_rollout_ref.rollout.n=2",
+    "algorithm.adv_estimator=grpo",
     "reward.name=digits",
     "reward.reward_kwargs.max_resp_len=8",
 };
