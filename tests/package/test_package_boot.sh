@@ -14,6 +14,8 @@ skip() {
 }
 [ "$(id -u)" -eq 0 ] || skip "only root can boot systemd in namespaces"
 if [ "${RK_OWN_MOUNTS:-}" != 1 ]; then # nothing stays mounted, also after errors
+    # Not in a root that is no mount point, as that of chroot.
+    unshare --mount true 2>/dev/null || skip "mount namespaces are not possible here"
     RK_OWN_MOUNTS=1 exec unshare --mount sh "$0" "$@"
 fi
 [ -x /lib/systemd/systemd ] || [ "$kind" = clean ] || skip "systemd is not installed"

@@ -18,6 +18,8 @@ skip() {
 [ -x /lib/systemd/systemd ] || skip "systemd is not installed"
 command -v ip >/dev/null || skip "iproute2 is not installed"
 if [ "${RK_TWO_HOSTS:-}" != 1 ]; then
+    # Not in a root that is no mount point, as that of chroot.
+    unshare --mount true 2>/dev/null || skip "mount namespaces are not possible here"
     RK_TWO_HOSTS=1 exec unshare --mount sh "$0" "$@"
 fi
 

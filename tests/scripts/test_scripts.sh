@@ -40,6 +40,11 @@ for label in $(eval echo "\$LABELS_$preset"); do
 done
 [ -n "$run" ] || { echo "No tests were found!!!"; exit 0; }
 bad=$(echo "$run" | grep -c broken)
+for label in $run; do
+    case $label in
+    unable) echo " 1/1 Test   #1: test_unable ........***Skipped   0.01 sec" ;;
+    esac
+done
 echo "ran$run"
 echo "50% tests passed, $bad tests failed out of $(echo $run | wc -w)"
 SH
@@ -64,6 +69,8 @@ check "one label" 0 '^1 passed, 0 failed$' "$tests" -L unit
 check "a label of the other preset" 0 '^1 passed, 0 failed$' "$tests" -L learn
 check "no such label" 1 'no test was chosen by: -L tpyo' "$tests" -L tpyo
 LABELS_dev="unit broken" check "a failure" 1 '^2 passed, 1 failed$' "$tests"
+LABELS_dev="unit unable unable" check "tests that this machine cannot run" 0 '^2 passed, 0 failed, 2 skipped$' "$tests"
+LABELS_dev="unit unable" check "nothing but such tests" 0 '^0 passed, 0 failed, 1 skipped$' "$tests" -L unable
 LABELS_dev="" check "a build without tests" 1 '^1 passed, 1 failed$' "$tests"
 GPUS=3 check "a machine whose GPU is not the first" 0 '^4 passed, 0 failed$' "$tests"
 
