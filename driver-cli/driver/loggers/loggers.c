@@ -9,9 +9,8 @@
 #include "base/rk_log.h"
 
 static const struct rk_logger_ops *const table[] = {
-    &rk_logger_console,
-    &rk_logger_file,
-    &rk_logger_tensorboard,
+    &rk_logger_console, &rk_logger_file,    &rk_logger_tensorboard, &rk_logger_wandb,
+    &rk_logger_mlflow,  &rk_logger_swanlab, &rk_logger_trackio,
 };
 
 const struct rk_logger_ops *rk_logger_find(const char *name)
@@ -25,7 +24,7 @@ const struct rk_logger_ops *rk_logger_find(const char *name)
 
 const char *rk_logger_names(void)
 {
-    return "console, file, tensorboard";
+    return "console, file, tensorboard, wandb, mlflow, swanlab, trackio";
 }
 
 const char *rk_logger_advice(const char *name)
@@ -33,14 +32,10 @@ const char *rk_logger_advice(const char *name)
     static const struct {
         const char *name, *advice;
     } rows[] = {
-        {"wandb", "use tensorboard and upload with 'wandb sync --sync-tensorboard RUN_DIR/tensorboard'"},
-        {"swanlab", "use tensorboard and convert with 'swanlab convert -t tensorboard'"},
-        {"mlflow", "use file and log its lines with mlflow.log_metrics"},
         {"vemlp_wandb", "use tensorboard, which it synchronises from"},
         {"clearml", "use tensorboard, which it reads"},
-        {"trackio", "use tensorboard and import the event files"},
         {"rl_insight", "use file"},
-        {"tracking", "use tensorboard and upload with 'wandb sync --sync-tensorboard RUN_DIR/tensorboard'"},
+        {"tracking", "use wandb"},
     };
 
     for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
@@ -63,14 +58,38 @@ struct rk_loggers {
 static struct rk_status *add(struct rk_loggers *loggers, const struct rk_logger_ops *ops,
                              const struct rk_logger_config *config)
 {
+    struct rk_logger_config named = *config;
     struct logger logger = {.ops = ops};
-    struct rk_status *st = ops->open(&logger.state, config);
+    struct rk_status *st;
+
+    named.name = ops->name;
+    st = ops->open(&logger.state, &named);
 
     RK_ASSERT(ops->abi == RK_LOGGER_ABI);
     if (st)
         return RK_WRAP(st, "logger %s", ops->name);
     rk_array_append(&loggers->items, logger);
     return NULL;
+}
+
+static bool has_logger(const struct rk_loggers *loggers, const struct rk_logger_ops *ops)
+{
+    for (int64_t i = 0; i < loggers->items.count; i++) {
+        if (loggers->items.items[i].ops == ops)
+            return true;
+    }
+    return false;
+}
+
+/* Takes the status of opening a logger: TensorBoard's files in place of one that this machine lacks. */
+static struct rk_status *replace(struct rk_loggers *loggers, const struct rk_logger_ops *ops,
+                                 const struct rk_logger_config *config, struct rk_status *st)
+{
+    if (!st || !ops->advice)
+        return st;
+    RK_WARN("%s; the run writes TensorBoard's event files instead: %s", rk_status_message(st), ops->advice);
+    rk_status_free(st);
+    return has_logger(loggers, &rk_logger_tensorboard) ? NULL : add(loggers, &rk_logger_tensorboard, config);
 }
 
 struct rk_status *rk_loggers_create(struct rk_loggers **out, const struct rk_logger_config *config)
@@ -84,8 +103,8 @@ struct rk_status *rk_loggers_create(struct rk_loggers **out, const struct rk_log
         const struct rk_logger_ops *ops = rk_logger_find(rk_json_as_string(rk_json_at(names, i), ""));
 
         RK_ASSERT(ops);
-        if (ops != &rk_logger_console || config->console)
-            st = add(loggers, ops, config);
+        if (!has_logger(loggers, ops) && (ops != &rk_logger_console || config->console))
+            st = replace(loggers, ops, config, add(loggers, ops, config));
     }
     if (st) {
         rk_loggers_destroy(loggers);

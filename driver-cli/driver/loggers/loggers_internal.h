@@ -16,6 +16,7 @@
 
 struct rk_logger_config {
     const struct rk_config *job;
+    const char *name;    /* of the logger; set by rk_loggers_create */
     const char *run_dir; /* absolute; the directory exists */
     FILE *console;       /* of the console logger; NULL: it is not opened */
     int32_t world_size;
@@ -43,6 +44,9 @@ struct rk_samples {
 struct rk_logger_ops {
     const char *name; /* member of trainer.logger */
     uint32_t abi;
+    /* Optional: this machine may lack what the logger needs. When it cannot be opened, the run has
+     * TensorBoard's files instead; the text says what to do with them. */
+    const char *advice;
     struct rk_status *(*open)(void **state, const struct rk_logger_config *config);
     /* Optional. Steps from first_step on follow; entries of an earlier run of the directory for these steps
      * are to be dropped. Step first_step - 1 may follow, too: validation before training. */
@@ -64,9 +68,10 @@ struct rk_logger_ops {
 /* Always on: report.html (report/report.c). */
 extern const struct rk_logger_ops rk_logger_report;
 extern const struct rk_logger_ops rk_logger_console, rk_logger_file, rk_logger_tensorboard;
+extern const struct rk_logger_ops rk_logger_wandb, rk_logger_mlflow, rk_logger_swanlab, rk_logger_trackio;
 
 const struct rk_logger_ops *rk_logger_find(const char *name); /* NULL when unknown */
-const char *rk_logger_names(void);                            /* "console, file, tensorboard" */
+const char *rk_logger_names(void);                            /* "console, file, tensorboard, ..." */
 /* The alternative for a verl logger that rankd does not have; NULL for names that verl does not have. */
 const char *rk_logger_advice(const char *name);
 

@@ -334,7 +334,10 @@ static const struct rule_case rule_cases[] = {
      {"actor_rollout_ref.rollout.val_kwargs.do_sample=true"},
      4,
      "do_sample=true needs val_kwargs.temperature above 0"},
-    {"logger", {"trainer.logger=[\"wandb\"]"}, 4, "trainer.logger: wandb is not supported; use tensorboard"},
+    {"logger",
+     {"trainer.logger=[\"clearml\"]"},
+     4,
+     "trainer.logger: clearml is not supported; use tensorboard"},
     {"logger", {"trainer.logger=[\"consle\"]"}, 4, "consle is unknown; known: console, file, tensorboard"},
     {"logger", {"trainer.logger=[\"file\", 7]"}, 4, "trainer.logger: item 1: expected a string"},
 };

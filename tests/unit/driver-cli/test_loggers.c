@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_time.h"
@@ -392,9 +393,120 @@ static void test_loggers_one_that_fails_leaves_the_others_alone(void **state)
     close_loggers(&f);
 }
 
+/* --- trackers with a Python package, of which tests/unit/driver-cli/trackers has stand-ins --- */
+
+/* Opens the loggers with these stand-ins. fails: the call that raises; "": none. */
+static struct fixture open_trackers(const char *names, const char *dir, const char *fails)
+{
+    char *log = rk_test_temp_path("tracker.log");
+    struct fixture f;
+
+    unlink(log);
+    assert_int_equal(setenv("PYTHONPATH", RK_TEST_TRACKERS, 1), 0);
+    assert_int_equal(setenv("PYTHONDONTWRITEBYTECODE", "1", 1), 0);
+    assert_int_equal(setenv("TRACKER_LOG", log, 1), 0);
+    assert_int_equal(setenv("TRACKER_FAILS", fails, 1), 0);
+    f = open_loggers(names, dir);
+    rk_free(log);
+    return f;
+}
+
+/* The calls that the package got, closing the loggers first. rk_free it. */
+static char *close_trackers(struct fixture *f, const char *outcome)
+{
+    char *log = rk_test_temp_path("tracker.log"), *text;
+
+    rk_loggers_finish(f->loggers, outcome);
+    close_loggers(f);
+    text = access(log, F_OK) == 0 ? rk_test_read_file(log, NULL) : rk_strdup("");
+    rk_free(log);
+    return text;
+}
+
+/* Goal: every tracker gets project, experiment, numbers (null is left out), samples and the outcome, in its
+ * own calls. */
+static void test_trackers_get_the_run_as_their_packages_take_it(void **state)
+{
+    static const struct {
+        const char *name, *calls[5];
+    } cases[] = {
+        {"wandb",
+         {"[\"wandb.init\", [], {\"project\": \"rankd\", \"name\": \"exp\", \"id\": \"exp-tracker\"",
+          "[\"wandb.init.log\", [{\"actor/lr\": 1e-06, \"x@1\": 2}], {\"step\": 1}]",
+          "[\"wandb.Table\", [], {\"columns\": [\"step\", \"input\", \"output\", \"gts\", \"score\"], "
+          "\"data\": [[1, \"2+2?\", \"4\", \"4\", 1.0]]}]",
+          "[\"wandb.init.log\", [{\"val/generations\": \"wandb.Table\"}], {\"step\": 1}]",
+          "[\"wandb.init.finish\", [], {\"exit_code\": 0}]"}},
+        {"mlflow",
+         {"[\"mlflow.set_experiment\", [\"rankd\"], {}]",
+          "[\"mlflow.start_run\", [], {\"run_name\": \"exp\"}]",
+          "[\"mlflow.log_metrics\", [{\"actor/lr\": 1e-06, \"x_at_1\": 2}], {\"step\": 1}]",
+          "\"val/generations/1.json\"], {}]", "[\"mlflow.end_run\", [\"FINISHED\"], {}]"}},
+        {"swanlab",
+         {"[\"swanlab.init\", [], {\"project\": \"rankd\", \"experiment_name\": \"exp\"",
+          "\"mode\": \"cloud\"}]", "[\"swanlab.log\", [{\"actor/lr\": 1e-06, \"x@1\": 2}], {\"step\": 1}]",
+          "[\"swanlab.Text\", [\"2+2?\\n\\n4\"], {\"caption\": \"1.0\"}]", "[\"swanlab.finish\", [], {}]"}},
+        {"trackio",
+         {"[\"trackio.init\", [], {\"project\": \"rankd\", \"name\": \"exp\"", "\"algorithm\"", /* the job */
+          "[\"trackio.log\", [{\"actor/lr\": 1e-06, \"x@1\": 2}], {\"step\": 1}]",
+          "[\"trackio.finish\", [], {}]"}},
+    };
+    static const struct rk_sample sample = {.input = "2+2?", .output = "4", .gts = "4", .score = 1.0};
+    static const struct rk_samples samples = {.tag = RK_SAMPLES_VAL, .count = 1, .items = &sample};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct fixture f = open_trackers(cases[i].name, "tracker", "");
+        char *text;
+
+        log_text(&f, 1, "{\"actor/lr\": 1e-6, \"none\": null, \"x@1\": 2}");
+        rk_loggers_log_samples(f.loggers, 1, &samples);
+        text = close_trackers(&f, "succeeded");
+        for (size_t j = 0; j < RK_ARRAY_LEN(cases[i].calls) && cases[i].calls[j]; j++) {
+            if (!strstr(text, cases[i].calls[j]))
+                fail_msg("%s: no call %s in:\n%s", cases[i].name, cases[i].calls[j], text);
+        }
+        rk_free(text);
+    }
+}
+
+/* Goal: without the package or its server the run has TensorBoard's files, once. */
+static void test_tracker_that_cannot_be_opened_becomes_tensorboard(void **state)
+{
+    struct fixture f = open_trackers("[wandb, mlflow]", "no_tracker", "wandb.init");
+    char *tensorboard = rk_path_join(f.dir, "tensorboard"), *text;
+
+    (void)state;
+    assert_int_equal(access(tensorboard, F_OK), 0);
+    log_text(&f, 1, "{\"x\": 1}");
+    text = close_trackers(&f, "failed");
+    assert_null(strstr(text, "[\"wandb."));
+    assert_non_null(strstr(text, "[\"mlflow.end_run\", [\"FAILED\"], {}]"));
+    rk_free(text);
+    rk_free(tensorboard);
+}
+
+/* Goal: a tracker that ends in the middle of a run does not hold up the run or end it. */
+static void test_tracker_that_ends_leaves_the_run_alone(void **state)
+{
+    struct fixture f = open_trackers("[wandb, console]", "ended_tracker", "wandb.init.log");
+    char *text;
+
+    (void)state;
+    for (int64_t step = 1; step <= 50; step++)
+        log_text(&f, step, "{\"critic/score/mean\": 0.5}");
+    text = read_console(&f);
+    assert_non_null(strstr(text, "step 50/0  reward 0.5000"));
+    rk_free(text);
+    text = close_trackers(&f, "succeeded");
+    assert_null(strstr(text, "finish"));
+    rk_free(text);
+}
+
 static void test_logger_table_names_advice_and_rows(void **state)
 {
-    static const char *const rows[] = {"console", "file", "tensorboard"};
+    static const char *const rows[] = {"console", "file",    "tensorboard", "wandb",
+                                       "mlflow",  "swanlab", "trackio"};
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
@@ -402,8 +514,8 @@ static void test_logger_table_names_advice_and_rows(void **state)
         assert_non_null(strstr(rk_logger_names(), rows[i]));
         assert_null(rk_logger_advice(rows[i]));
     }
-    assert_null(rk_logger_find("wandb"));
-    assert_non_null(strstr(rk_logger_advice("wandb"), "wandb sync"));
+    assert_null(rk_logger_find("clearml"));
+    assert_non_null(strstr(rk_logger_advice("clearml"), "tensorboard"));
     assert_null(rk_logger_advice("unheard of"));
 }
 
@@ -420,6 +532,9 @@ int main(void)
         cmocka_unit_test(test_jsonl_cut_removes_later_lines),
         cmocka_unit_test(test_console_prints_a_line_a_step_and_the_means_of_validation),
         cmocka_unit_test(test_loggers_one_that_fails_leaves_the_others_alone),
+        cmocka_unit_test(test_trackers_get_the_run_as_their_packages_take_it),
+        cmocka_unit_test(test_tracker_that_cannot_be_opened_becomes_tensorboard),
+        cmocka_unit_test(test_tracker_that_ends_leaves_the_run_alone),
         cmocka_unit_test(test_logger_table_names_advice_and_rows),
     };
 
