@@ -215,7 +215,8 @@ static struct rk_status *put_variables(struct rk_render *r, const struct rk_chat
         RK_TRY(rk_value_from_json(r, &tools, args->tools));
     RK_TRY(put_variable(r, "messages", messages));
     RK_TRY(put_variable(r, "tools", tools));
-    RK_TRY(put_variable(r, "documents", rk_value_none()));
+    if (!rk_json_find(args->kwargs, "documents"))
+        RK_TRY(put_variable(r, "documents", rk_value_none()));
     return put_variable(r, "add_generation_prompt", rk_value_bool(args->add_generation_prompt));
 }
 

@@ -71,24 +71,85 @@ static struct rk_status *eval_slice(struct rk_render *r, const struct rk_node *n
     return rk_get_slice(r, object, bounds, out);
 }
 
+/* Evaluates what follows * and ** in a call; both are empty without. */
+static struct rk_status *eval_rest(struct rk_render *r, const struct rk_node_args *args, rk_value_t *rest,
+                                   rk_value_t *named_rest)
+{
+    rk_value_t value;
+
+    RK_TRY(rk_value_new_list(r, rest, RK_VALUE_LIST, 0));
+    RK_TRY(rk_value_new_dict(r, named_rest, RK_VALUE_DICT, 0));
+    if (args->rest) {
+        RK_TRY(rk_eval(r, args->rest, &value));
+        RK_TRY(rk_value_to_list(r, value, rest));
+    }
+    if (!args->named_rest)
+        return NULL;
+    RK_TRY(rk_eval(r, args->named_rest, &value));
+    if (value.kind == RK_VALUE_UNDEFINED)
+        return rk_undefined_error(value);
+    if (value.kind != RK_VALUE_DICT)
+        return RK_TEMPLATE_ERROR("an argument behind **: expected a dict, got %s", rk_value_type_name(value));
+    *named_rest = value;
+    return NULL;
+}
+
+/* Appends the members of a dict to the named arguments of a call. */
+static struct rk_status *add_named_rest(struct rk_render *r, const struct rk_dict *dict, rk_value_t *names,
+                                        rk_value_t *named, int64_t num_named)
+{
+    for (int64_t i = 0; i < dict->count; i++) {
+        if (dict->keys[i].kind != RK_VALUE_STRING)
+            return RK_TEMPLATE_ERROR("an argument behind **: expected names, got a key of type %s",
+                                     rk_value_type_name(dict->keys[i]));
+        for (int64_t k = 0; k < num_named; k++) {
+            bool is_same;
+
+            RK_TRY(rk_value_equal(r, names[k], dict->keys[i], &is_same));
+            if (is_same)
+                return RK_TEMPLATE_ERROR("the argument '%.*s' is given twice",
+                                         (int)RK_MIN(dict->keys[i].string->bytes, 64),
+                                         dict->keys[i].string->data);
+        }
+        names[num_named + i] = dict->keys[i];
+        named[num_named + i] = dict->values[i];
+    }
+    return NULL;
+}
+
 static struct rk_status *eval_actuals(struct rk_render *r, const struct rk_node_args *args,
                                       struct rk_actuals *out)
 {
-    rk_value_t *values;
+    rk_value_t *values, *names, *named, rest = {.kind = RK_VALUE_UNSET}, named_rest = rest;
+    int64_t num_rest = 0, num_named_rest = 0;
     void *memory;
 
-    *out = (struct rk_actuals){
-        .num_values = args->num_values, .num_named = args->num_named, .names = args->names};
-    if (args->num_values + args->num_named == 0)
+    if (args->rest || args->named_rest) {
+        RK_TRY(eval_rest(r, args, &rest, &named_rest));
+        num_rest = rest.list->count;
+        num_named_rest = named_rest.dict->count;
+    }
+    *out = (struct rk_actuals){.num_values = args->num_values + num_rest,
+                               .num_named = args->num_named + num_named_rest};
+    if (out->num_values + out->num_named == 0)
         return NULL;
-    RK_TRY(rk_render_alloc(r, &memory, (size_t)(args->num_values + args->num_named) * sizeof(*values)));
+    RK_TRY(rk_render_alloc(r, &memory, (size_t)(out->num_values + 2 * out->num_named) * sizeof(*values)));
     values = memory;
+    named = values + out->num_values;
+    names = named + out->num_named;
     for (int32_t i = 0; i < args->num_values; i++)
         RK_TRY(rk_eval(r, args->values[i], &values[i]));
-    for (int32_t i = 0; i < args->num_named; i++)
-        RK_TRY(rk_eval(r, args->named[i], &values[args->num_values + i]));
+    for (int64_t i = 0; i < num_rest; i++)
+        values[args->num_values + i] = rest.list->items[i];
+    for (int32_t i = 0; i < args->num_named; i++) {
+        RK_TRY(rk_eval(r, args->named[i], &named[i]));
+        names[i] = args->names[i];
+    }
+    if (num_named_rest > 0)
+        RK_TRY(add_named_rest(r, named_rest.dict, names, named, args->num_named));
     out->values = values;
-    out->named = values + args->num_values;
+    out->named = named;
+    out->names = names;
     return NULL;
 }
 
@@ -103,27 +164,43 @@ static struct rk_status *eval_call(struct rk_render *r, const struct rk_node *no
     return rk_call_value(r, callee, &actuals, out);
 }
 
-struct rk_status *rk_eval_filter(struct rk_render *r, const struct rk_node *node, rk_value_t input,
-                                 rk_value_t *out)
+struct rk_status *rk_unknown_row(const struct rk_node *node)
+{
+    bool is_filter = node->kind == RK_NODE_FILTER;
+    char *name = rk_strndup(node->value.string->data, (size_t)node->value.string->bytes);
+    bool is_known = is_filter ? rk_jinja_filter_is_known(name) : rk_jinja_test_is_known(name);
+    struct rk_status *st =
+        is_known ? RK_FAIL(RK_UNIMPLEMENTED, "%s '%s' is not supported", is_filter ? "filter" : "test", name)
+                 : RK_TEMPLATE_ERROR("there is no %s '%s'", is_filter ? "filter" : "test", name);
+
+    rk_free(name);
+    return st;
+}
+
+static struct rk_status *call_row_of(struct rk_render *r, const struct rk_node *node, rk_value_t input,
+                                     rk_value_t *out)
 {
     struct rk_actuals actuals;
 
-    if (node->a && node->a->kind == RK_NODE_FILTER)
-        RK_TRY(rk_eval_filter(r, node->a, input, &input));
     RK_TRY(eval_actuals(r, &node->args, &actuals));
     r->line = node->line;
-    return rk_call_row(r, node->row, input, &actuals, out);
+    return node->row ? rk_call_row(r, node->row, input, &actuals, out) : rk_unknown_row(node);
+}
+
+struct rk_status *rk_eval_filter(struct rk_render *r, const struct rk_node *node, rk_value_t input,
+                                 rk_value_t *out)
+{
+    if (node->a && node->a->kind == RK_NODE_FILTER)
+        RK_TRY(rk_eval_filter(r, node->a, input, &input));
+    return call_row_of(r, node, input, out);
 }
 
 static struct rk_status *eval_row(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
 {
-    struct rk_actuals actuals;
     rk_value_t input;
 
     RK_TRY(rk_eval(r, node->a, &input));
-    RK_TRY(eval_actuals(r, &node->args, &actuals));
-    r->line = node->line;
-    return rk_call_row(r, node->row, input, &actuals, out);
+    return call_row_of(r, node, input, out);
 }
 
 static struct rk_status *eval_concat(struct rk_render *r, const struct rk_node *node, rk_value_t *out)

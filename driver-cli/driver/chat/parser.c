@@ -120,18 +120,28 @@ static struct rk_status *parse_block(struct rk_parser *parser, const struct rk_n
     return rk_parser_set_items(parser, node, &items);
 }
 
-/* The body of a statement: "%}" or ":%}", then a block. */
-static struct rk_status *parse_body(struct rk_parser *parser, const struct rk_node **out,
-                                    const char *const *ends)
+/* The body of a statement: "%}" or ":%}", then a block, which is a branch of an `if` or a scope of its own.
+ */
+static struct rk_status *parse_body_as(struct rk_parser *parser, const struct rk_node **out,
+                                       const char *const *ends, bool is_soft)
 {
+    bool was_soft = parser->is_soft;
     struct rk_status *st;
 
     (void)rk_parser_skip_op(parser, ':');
     RK_TRY(expect_tag_end(parser));
     RK_TRY(rk_parser_enter(parser));
+    parser->is_soft = is_soft;
     st = parse_block(parser, out, ends);
+    parser->is_soft = was_soft;
     parser->nesting--;
     return st;
+}
+
+static struct rk_status *parse_body(struct rk_parser *parser, const struct rk_node **out,
+                                    const char *const *ends)
+{
+    return parse_body_as(parser, out, ends, false);
 }
 
 /* --- statements; each is parsed from after its name --- */
@@ -139,24 +149,51 @@ static struct rk_status *parse_body(struct rk_parser *parser, const struct rk_no
 static struct rk_status *parse_if(struct rk_parser *parser, struct rk_node *node)
 {
     static const char *const ends[] = {"endif", "elif", "else", NULL}, *const end_if[] = {"endif", NULL};
+    bool was_soft = parser->is_soft;
     rk_nodes_t items = {0};
     struct rk_status *st;
 
     node->kind = RK_NODE_IF;
+    parser->is_soft = true;
     do {
         const struct rk_node *test = NULL, *body = NULL;
 
         RK_TRY_GOTO(st, rk_parse_tuple(parser, &test, false, NULL), fail);
-        RK_TRY_GOTO(st, parse_body(parser, &body, ends), fail);
+        RK_TRY_GOTO(st, parse_body_as(parser, &body, ends, true), fail);
         rk_array_append(&items, test);
         rk_array_append(&items, body);
     } while (rk_parser_skip_name(parser, "elif"));
     if (rk_parser_skip_name(parser, "else"))
-        RK_TRY_GOTO(st, parse_body(parser, &node->a, end_if), fail);
+        RK_TRY_GOTO(st, parse_body_as(parser, &node->a, end_if, true), fail);
+    parser->is_soft = was_soft;
     RK_TRY_GOTO(st, expect_name(parser, "endif"), fail);
     return rk_parser_set_items(parser, node, &items);
 fail:
     rk_array_fini(&items);
+    return st;
+}
+
+/* An expression in the scope of its statement, also if that is in a branch. */
+static struct rk_status *parse_own_expr(struct rk_parser *parser, const struct rk_node **out)
+{
+    bool was_soft = parser->is_soft;
+    struct rk_status *st;
+
+    parser->is_soft = false;
+    st = rk_parse_expr(parser, out, true);
+    parser->is_soft = was_soft;
+    return st;
+}
+
+static struct rk_status *parse_own_filters(struct rk_parser *parser, bool is_inline,
+                                           const struct rk_node **out)
+{
+    bool was_soft = parser->is_soft;
+    struct rk_status *st;
+
+    parser->is_soft = false;
+    st = rk_parse_filters(parser, NULL, is_inline, out);
+    parser->is_soft = was_soft;
     return st;
 }
 
@@ -172,7 +209,7 @@ static struct rk_status *parse_for(struct rk_parser *parser, struct rk_node *nod
     RK_TRY(expect_name(parser, "in"));
     RK_TRY(rk_parse_tuple(parser, &node->b, false, "recursive"));
     if (rk_parser_skip_name(parser, "if"))
-        RK_TRY(rk_parse_expr(parser, &node->c, true));
+        RK_TRY(parse_own_expr(parser, &node->c));
     if (rk_parser_is_name(parser, "recursive"))
         return rk_parser_unsupported(parser, "loop option", "recursive");
     parser->loop_nesting++;
@@ -198,7 +235,7 @@ static struct rk_status *parse_set(struct rk_parser *parser, struct rk_node *nod
         return rk_parse_tuple(parser, &node->b, true, NULL);
     }
     node->kind = RK_NODE_SET_BLOCK;
-    RK_TRY(rk_parse_filters(parser, NULL, false, &node->c));
+    RK_TRY(parse_own_filters(parser, false, &node->c));
     RK_TRY(parse_body(parser, &node->b, ends));
     return expect_name(parser, "endset");
 }
@@ -223,7 +260,7 @@ static struct rk_status *parse_parameters(struct rk_parser *parser, struct rk_no
         RK_TRY_GOTO(st, rk_parser_take_name(parser, name), fail);
         if (rk_parser_skip_op(parser, '=')) {
             has_default = true;
-            st = rk_parse_expr(parser, &name->a, true);
+            st = parse_own_expr(parser, &name->a);
         } else if (has_default) {
             st = rk_parser_unexpected(parser, "a default, as the parameter before has one");
         }
@@ -286,7 +323,7 @@ static struct rk_status *parse_filter_block(struct rk_parser *parser, struct rk_
     static const char *const ends[] = {"endfilter", NULL};
 
     node->kind = RK_NODE_FILTER_BLOCK;
-    RK_TRY(rk_parse_filters(parser, NULL, true, &node->b));
+    RK_TRY(parse_own_filters(parser, true, &node->b));
     RK_TRY(parse_body(parser, &node->a, ends));
     return expect_name(parser, ends[0]);
 }
@@ -377,5 +414,10 @@ static struct rk_status *parse_statement(struct rk_parser *parser, const struct 
 
 struct rk_status *rk_jinja_parse(struct rk_parser *parser)
 {
-    return parse_block(parser, &parser->jinja->body, NULL);
+    struct rk_status *st = parse_block(parser, &parser->jinja->body, NULL);
+
+    if (!st)
+        return parser->unknown;
+    rk_status_free(parser->unknown);
+    return st;
 }

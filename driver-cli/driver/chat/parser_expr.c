@@ -181,12 +181,20 @@ static struct rk_status *parse_or(struct rk_parser *parser, const struct rk_node
     return parse_logic(parser, out, "or", RK_NODE_OR, parse_and);
 }
 
+/* All parts of a conditional expression are branches. */
 static struct rk_status *parse_cond(struct rk_parser *parser, const struct rk_node **out)
 {
+    bool was_soft = parser->is_soft, was_unknown = parser->unknown != NULL;
+
     RK_TRY(parse_or(parser, out));
     while (rk_parser_skip_name(parser, "if")) {
         struct rk_node *node;
 
+        if (!was_unknown) {
+            rk_status_free(parser->unknown);
+            parser->unknown = NULL;
+        }
+        parser->is_soft = true;
         RK_TRY(rk_parser_node(parser, &node, RK_NODE_COND));
         node->b = *out;
         RK_TRY(parse_or(parser, &node->a));
@@ -197,6 +205,7 @@ static struct rk_status *parse_cond(struct rk_parser *parser, const struct rk_no
         }
         *out = node;
     }
+    parser->is_soft = was_soft;
     return NULL;
 }
 

@@ -70,6 +70,7 @@ static bool is_keyword_argument(const struct rk_parser *parser)
 struct arguments {
     rk_nodes_t values, named;
     RK_ARRAY(rk_value_t) names;
+    const struct rk_node *rest, *named_rest;
 };
 
 static struct rk_status *parse_argument(struct rk_parser *parser, struct arguments *arguments)
@@ -78,8 +79,16 @@ static struct rk_status *parse_argument(struct rk_parser *parser, struct argumen
     const struct rk_node *value = NULL;
     rk_value_t name;
 
-    if (rk_parser_is_op(parser, '*') || rk_parser_is_op(parser, RK_OP2('*', '*')))
-        return rk_parser_unsupported(parser, "argument list", token->op == '*' ? "*" : "**");
+    if (arguments->named_rest)
+        return rk_parser_unexpected(parser, "')' behind the argument with **");
+    if (rk_parser_skip_op(parser, RK_OP2('*', '*')))
+        return rk_parse_expr(parser, &arguments->named_rest, true);
+    if (rk_parser_is_op(parser, '*')) {
+        if (arguments->rest)
+            return rk_parser_unexpected(parser, "one argument with *");
+        parser->at++;
+        return rk_parse_expr(parser, &arguments->rest, true);
+    }
     if (is_keyword_argument(parser)) {
         RK_TRY(rk_parser_text(parser, &name, token->text, token->bytes));
         parser->at += 2;
@@ -88,8 +97,8 @@ static struct rk_status *parse_argument(struct rk_parser *parser, struct argumen
         rk_array_append(&arguments->named, value);
         return NULL;
     }
-    if (arguments->named.count > 0)
-        return rk_parser_unexpected(parser, "a named argument, as the one before is named");
+    if (arguments->named.count > 0 || arguments->rest)
+        return rk_parser_unexpected(parser, "a named argument, as the one before is named or has a *");
     RK_TRY(rk_parse_expr(parser, &value, true));
     rk_array_append(&arguments->values, value);
     return NULL;
@@ -106,7 +115,9 @@ static struct rk_status *keep_arguments(struct rk_parser *parser, struct rk_node
     node->args = (struct rk_node_args){.values = values.items,
                                        .num_values = values.num_items,
                                        .named = named.items,
-                                       .num_named = named.num_items};
+                                       .num_named = named.num_items,
+                                       .rest = arguments->rest,
+                                       .named_rest = arguments->named_rest};
     node->args.names = rk_arena_calloc(parser->jinja->arena, num_names + 1, sizeof(*node->args.names));
     if (!node->args.names)
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%s: out of memory", parser->jinja->source);
@@ -181,24 +192,24 @@ struct rk_status *rk_parse_postfix(struct rk_parser *parser, const struct rk_nod
 
 /* --- filters and tests --- */
 
-static struct rk_status *find_row(struct rk_parser *parser, struct rk_node *node, bool is_filter)
+/* A name without a row is kept until the whole template is parsed, since a conditional expression shows only
+ * later that it is one. */
+static struct rk_status *find_row(struct rk_parser *parser, struct rk_node *node)
 {
     const struct rk_jinja_token *token = rk_parser_peek(parser);
-    const char *what = is_filter ? "filter" : "test";
-    struct rk_status *st = NULL;
+    bool is_filter = node->kind == RK_NODE_FILTER;
     char *name;
 
     if (token->type != RK_LEX_NAME)
         return rk_parser_unexpected(parser, is_filter ? "the name of a filter" : "the name of a test");
+    RK_TRY(rk_parser_text(parser, &node->value, token->text, token->bytes));
     name = rk_strndup(token->text, (size_t)token->bytes);
     node->row = is_filter ? rk_jinja_filter_find(name) : rk_jinja_test_find(name);
-    if (!node->row && (is_filter ? rk_jinja_filter_is_known(name) : rk_jinja_test_is_known(name)))
-        st = rk_parser_unsupported(parser, what, name);
-    else if (!node->row)
-        st = RK_TEMPLATE_ERROR("%s:%d: there is no %s '%s'", parser->jinja->source, token->line, what, name);
     rk_free(name);
+    if (!node->row && !parser->is_soft && !parser->unknown)
+        parser->unknown = RK_WRAP(rk_unknown_row(node), "%s:%d", parser->jinja->source, token->line);
     parser->at++;
-    return st;
+    return NULL;
 }
 
 struct rk_status *rk_parse_filters(struct rk_parser *parser, const struct rk_node *node, bool is_inline,
@@ -211,7 +222,7 @@ struct rk_status *rk_parse_filters(struct rk_parser *parser, const struct rk_nod
         is_inline = false;
         RK_TRY(rk_parser_node(parser, &filter, RK_NODE_FILTER));
         filter->a = *out;
-        RK_TRY(find_row(parser, filter, true));
+        RK_TRY(find_row(parser, filter));
         if (rk_parser_skip_op(parser, '('))
             RK_TRY(parse_arguments(parser, filter));
         *out = filter;
@@ -240,7 +251,7 @@ static struct rk_status *parse_test(struct rk_parser *parser, const struct rk_no
 
     RK_TRY(rk_parser_node(parser, &test, RK_NODE_TEST));
     test->a = *out;
-    RK_TRY(find_row(parser, test, false));
+    RK_TRY(find_row(parser, test));
     if (rk_parser_skip_op(parser, '(')) {
         RK_TRY(parse_arguments(parser, test));
     } else if (begins_test_argument(parser)) {

@@ -135,25 +135,38 @@ static struct rk_status *load_tokenizer(struct rk_flow_inputs *inputs, const str
     return st ? RK_WRAP(st, "%s", path ? RK_JOB_MODEL "tokenizer_path" : RK_JOB_MODEL "path") : NULL;
 }
 
+/* As transformers, which passes them on to the template. */
+static struct rk_status *check_documents(const struct rk_json *documents)
+{
+    static const char key[] = "data.apply_chat_template_kwargs.documents";
+
+    if (!rk_json_is_null(documents) && rk_json_type(documents) != RK_JSON_ARRAY)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "%s: expected a list of objects with \"title\" and \"text\", got %s", key,
+                       rk_json_type_name(rk_json_type(documents)));
+    for (int64_t i = 0; i < rk_json_count(documents); i++) {
+        if (rk_json_type(rk_json_at(documents, i)) != RK_JSON_OBJECT)
+            return RK_FAIL(RK_INVALID_ARGUMENT,
+                           "%s[%lld]: expected an object with \"title\" and \"text\", got %s", key,
+                           (long long)i, rk_json_type_name(rk_json_type(rk_json_at(documents, i))));
+    }
+    return NULL;
+}
+
 /* Arguments of transformers' apply_chat_template that are not variables of the template. verl drops the first
  * three; the others would change the rendered text. */
 static struct rk_status *check_chat_kwargs(const struct rk_json *kwargs)
 {
-    static const char *const refused[] = {"add_generation_prompt",
-                                          "chat_template",
-                                          "continue_final_message",
-                                          "conversation",
-                                          "documents",
-                                          "messages",
-                                          "return_assistant_tokens_mask",
-                                          "tools"};
+    static const char *const refused[] = {
+        "add_generation_prompt",        "chat_template", "continue_final_message", "conversation", "messages",
+        "return_assistant_tokens_mask", "tools"};
 
     for (size_t i = 0; i < RK_ARRAY_LEN(refused); i++) {
         if (rk_json_find(kwargs, refused[i]))
             return RK_FAIL(RK_INVALID_ARGUMENT,
                            "data.apply_chat_template_kwargs.%s: not a variable of the template", refused[i]);
     }
-    return NULL;
+    return check_documents(rk_json_find(kwargs, "documents"));
 }
 
 static struct rk_status *load_chat(struct rk_flow_inputs *inputs, const struct rk_config *job,

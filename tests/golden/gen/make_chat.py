@@ -211,7 +211,8 @@ SNIPPET_ITEM = {
                "nil": None, "l": [3, 1, 2], "ls": ["b", "A", "c", "a"], "d": {"b": 1, "a": [1, 2], "C": None, "items": 5},
                "nested": {"x": {"y": [{"z": 1}, {"z": 2}]}}, "people": [{"n": "Bo", "a": 3}, {"n": "al", "a": 1}, {"n": "Cy"}],
                "big": 9007199254740993, "tiny": 1e-7, "huge": 1e22, "html": "<a href='x'>\"&</a>", "lines": "one\ntwo\n\nthree",
-               "mixed": [1, "a", None, 2.0, True], "num": "42", "hex": "0x1f", "fl": "3.99", "bad": "x1"},
+               "mixed": [1, "a", None, 2.0, True], "num": "42", "hex": "0x1f", "fl": "3.99", "bad": "x1",
+               "documents": [{"title": "1", "text": "2"}, {"title": "ß", "text": "three"}]},
 }
 
 if __name__ == "__main__":
