@@ -125,6 +125,9 @@ static void put_escaped(struct line *line, const char *text, size_t bytes, bool 
         } else if (c < 0x20 || c == 0x7f) {
             snprintf(escape, sizeof(escape), "\\u%04x", c);
             put(line, escape);
+        } else if (is_utf8 && rk_utf8_control_bytes(text + i) == 2) { /* C1 */
+            snprintf(escape, sizeof(escape), "\\u%04x", (unsigned char)text[++i]);
+            put(line, escape);
         } else if (quotes && (c == '"' || c == '\\')) {
             put_bytes(line, (const char[]){'\\', (char)c}, 2);
         } else if (c >= 0x80 && !is_utf8) {

@@ -7,6 +7,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
 #include "driver-cli/driver/files_internal.h"
+#include "driver-cli/driver/rewards/rewards_internal.h"
 
 #define FUNCTION     "custom_reward_function"
 #define OLD_PATH     "custom_reward_function.path"
@@ -94,6 +95,9 @@ void rk_job_reward_check(const struct rk_config *job, int32_t world_size, struct
 {
     (void)world_size;
     check_overlong(job, problems);
+    if (rk_reward_url_has_user(rk_config_is_null(job, "reward.url") ? ""
+                                                                    : rk_config_string(job, "reward.url")))
+        rk_str_append(problems, RK_REWARD_URL_USER "\n");
     if (!rk_config_is_null(job, OLD_PATH) && !rk_config_is_null(job, NEW_PATH))
         rk_str_append(problems, OLD_PATH " and " NEW_PATH " are the same key; set one of them\n");
 }

@@ -53,6 +53,7 @@ struct worker {
 struct rk_reward_pool {
     struct rk_reward_pool_config config;
     struct worker *workers;
+    struct rk_reward_messages messages;
     int64_t next_id; /* ids are never reused, so a late answer cannot match another item */
 };
 
@@ -96,9 +97,11 @@ static struct rk_status *start_worker(struct rk_reward_pool *pool, struct worker
         return st;
     rk_str_appendf(line,
                    "{\"hello\": %d, \"worker\": %d, \"num_workers\": %d, \"batch_size\": %lld, "
-                   "\"timeout_ms\": %lld}\n",
+                   "\"timeout_ms\": %lld%s%s}\n",
                    RK_REWARD_PROTOCOL, (int)(worker - pool->workers), pool->config.num_workers,
-                   (long long)pool->config.batch_size, (long long)pool->config.timeout_ms);
+                   (long long)pool->config.batch_size, (long long)pool->config.timeout_ms,
+                   pool->config.kwargs ? ", \"kwargs\": " : "",
+                   pool->config.kwargs ? pool->config.kwargs : "");
     worker->state = WORKER_STARTING;
     worker->start_ns = rk_time_now_ns() + pool->config.start_timeout_ms * MS;
     return NULL;
@@ -421,6 +424,7 @@ struct rk_status *rk_reward_pool_create(struct rk_reward_pool **out,
     for (int32_t i = 0; i < config->num_workers && !st; i++) {
         struct rk_reward_process *process = &pool->workers[i].process;
 
+        process->limit = &pool->messages;
         (void)snprintf(process->prefix, sizeof(process->prefix), "reward[%d]: ", i);
         st = start_worker(pool, &pool->workers[i]);
     }
@@ -449,6 +453,7 @@ void rk_reward_pool_destroy(struct rk_reward_pool *pool)
     if (!pool)
         return;
     stop_workers(pool);
+    rk_reward_messages_report(&pool->messages);
     for (int32_t i = 0; i < pool->config.num_workers; i++)
         rk_array_fini(&pool->workers[i].sent);
     rk_free(pool->workers);
@@ -456,5 +461,6 @@ void rk_reward_pool_destroy(struct rk_reward_pool *pool)
         rk_free(*word);
     rk_free(pool->config.argv);
     rk_free(pool->config.dir);
+    rk_free(pool->config.kwargs);
     rk_free(pool);
 }

@@ -7,8 +7,10 @@
 struct rk_reward_pool;
 
 struct rk_reward_pool_config {
-    char **argv; /* NULL-terminated; taken over by the pool */
-    char *dir;   /* in which they run; taken over */
+    char **argv;  /* NULL-terminated; taken over by the pool */
+    char *dir;    /* in which they run; taken over */
+    char *kwargs; /* JSON for their hello, not for argv, which every user of the host can read; or NULL; taken
+                     over */
     int32_t num_workers;
     int64_t batch_size;       /* maximum items of a worker at a time */
     int64_t timeout_ms;       /* of an item, from sending it to its answer */
@@ -18,11 +20,11 @@ struct rk_reward_pool_config {
 /* Members of a row's configuration that the pool reads in addition to num_workers. */
 #define RK_REWARD_POOL_KEYS "batch_size", "timeout", "start_timeout"
 
-/* Reads those members; argv and dir stay NULL. */
+/* Reads those members; argv, dir and kwargs stay NULL. */
 struct rk_status *rk_reward_pool_read_config(struct rk_reward_pool_config *out,
                                              const struct rk_json *config) RK_NODISCARD;
-/* Starts the workers and waits for their hellos. Takes argv and dir, on failure too. NOT_FOUND for a missing
- * program, FAILED_PRECONDITION with the reason of one that cannot start. */
+/* Starts the workers and waits for their hellos. Takes argv, dir and kwargs, on failure too. NOT_FOUND for a
+ * missing program, FAILED_PRECONDITION with the reason of one that cannot start. */
 struct rk_status *rk_reward_pool_create(struct rk_reward_pool **out,
                                         const struct rk_reward_pool_config *config) RK_NODISCARD;
 void rk_reward_pool_destroy(struct rk_reward_pool *pool); /* NULL is a no-op */

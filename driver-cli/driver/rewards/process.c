@@ -224,21 +224,87 @@ bool rk_reward_process_next_line(struct rk_reward_process *process, struct rk_st
     return true;
 }
 
+void rk_reward_messages_report(struct rk_reward_messages *limit)
+{
+    if (limit->num_left_out > 0)
+        fprintf(stderr, "reward: %lld lines of standard error left out; %d KiB a second are copied\n",
+                (long long)limit->num_left_out, RK_REWARD_MESSAGES_RATE >> 10);
+    limit->num_left_out = 0;
+}
+
+/* Takes the bytes of a line from what may be copied. After an empty bucket it waits until a second's worth is
+ * there, so that the report does not alternate with single lines. */
+static bool may_print(struct rk_reward_messages *limit, int64_t bytes)
+{
+    int64_t now_ns = rk_time_now_ns();
+    double seconds = (double)(now_ns - limit->filled_ns) / 1e9;
+
+    if (limit->filled_ns == 0)
+        limit->room_bytes = RK_REWARD_MESSAGES_BURST;
+    limit->room_bytes =
+        RK_MIN(limit->room_bytes + seconds * RK_REWARD_MESSAGES_RATE, RK_REWARD_MESSAGES_BURST);
+    limit->filled_ns = now_ns;
+    if (limit->room_bytes < (limit->num_left_out > 0 ? RK_REWARD_MESSAGES_RATE : (double)bytes)) {
+        limit->num_left_out++;
+        return false;
+    }
+    rk_reward_messages_report(limit);
+    limit->room_bytes -= (double)bytes;
+    return true;
+}
+
+/* Terminals interpret control characters, and some the bytes of C1 outside of UTF-8. Tabs stay. */
+static void print_line(const struct rk_reward_process *process, const char *text, size_t bytes)
+{
+    bool is_utf8 = rk_utf8_is_valid(text, bytes);
+    struct rk_str line = {0};
+
+    rk_str_append(&line, process->prefix);
+    for (size_t i = 0; i < bytes; i++) {
+        int control_bytes = text[i] == '\t' ? 0 : rk_utf8_control_bytes(text + i);
+        char byte = (unsigned char)text[i] >= 0x80 && !is_utf8 ? '?' : text[i];
+
+        if (text[i] == '\0' || control_bytes == 1)
+            rk_str_appendf(&line, "\\x%02x", (unsigned char)text[i]);
+        else if (control_bytes == 2 && is_utf8)
+            rk_str_appendf(&line, "\\x%02x", (unsigned char)text[++i]);
+        else
+            rk_str_append_bytes(&line, &byte, 1);
+    }
+    fprintf(stderr, "%s\n", rk_str_text(&line));
+    rk_str_fini(&line);
+}
+
+/* Where text without a newline is cut: between characters, if it is UTF-8. */
+static size_t cut_line(const char *text, size_t bytes)
+{
+    size_t cut = RK_MIN(bytes, MESSAGE_LINE_MAX);
+
+    for (int i = 0; i < 3 && cut < bytes && ((unsigned char)text[cut] & 0xc0) == 0x80; i++)
+        cut--;
+    return cut;
+}
+
 /* Prints complete lines; at the end the rest, too. */
 static void print_lines(struct rk_reward_process *process, bool is_end)
 {
     struct rk_str *messages = &process->messages;
+    size_t at = 0;
 
-    while (messages->bytes > 0) {
-        char *end = memchr(messages->text, '\n', messages->bytes);
-        size_t bytes = end ? (size_t)(end - messages->text) : messages->bytes;
+    while (at < messages->bytes) {
+        const char *text = messages->text + at;
+        size_t left = messages->bytes - at, bytes;
+        const char *end = memchr(text, '\n', RK_MIN(left, MESSAGE_LINE_MAX + 1));
 
-        if (!end && !is_end && bytes < MESSAGE_LINE_MAX)
-            return;
-        bytes = RK_MIN(bytes, MESSAGE_LINE_MAX);
-        fprintf(stderr, "%s%.*s\n", process->prefix, (int)bytes, messages->text);
-        drop_front(messages, bytes + (end == messages->text + bytes));
+        if (!end && !is_end && left <= MESSAGE_LINE_MAX)
+            break;
+        bytes = end ? (size_t)(end - text) : cut_line(text, left);
+        if (may_print(process->limit, (int64_t)(strlen(process->prefix) + bytes + 1)))
+            print_line(process, text, bytes);
+        at += bytes + (end != NULL);
     }
+    if (at > 0)
+        drop_front(messages, at);
 }
 
 void rk_reward_process_pass_messages(struct rk_reward_process *process)

@@ -10,15 +10,28 @@
 #include "base/rk_status.h"
 #include "base/rk_str.h"
 
+/* How much of the programs' standard error is copied: a burst, then a rate. A program may write without end,
+ * and what it writes reaches terminals and logs. */
+#define RK_REWARD_MESSAGES_BURST (1 << 20)  /* bytes */
+#define RK_REWARD_MESSAGES_RATE  (16 << 10) /* bytes a second */
+
+/* Shared by the processes of a reward. */
+struct rk_reward_messages {
+    double room_bytes;    /* that may be copied */
+    int64_t filled_ns;    /* when that was computed; 0: never */
+    int64_t num_left_out; /* lines since the last one that was copied */
+};
+
 struct rk_reward_process {
     pid_t pid;        /* of the leader of its group; 0: not running */
     int in, out, err; /* -1: closed */
     int life;         /* a pipe that closes with the driver; then a watcher kills the group */
     struct rk_str to_send;
-    size_t num_sent;        /* sent bytes of to_send */
-    struct rk_str received; /* standard output from the first line that was not taken */
-    struct rk_str messages; /* standard error after the last complete line */
-    char prefix[32];        /* of its messages; set before the start */
+    size_t num_sent;                  /* sent bytes of to_send */
+    struct rk_str received;           /* standard output from the first line that was not taken */
+    struct rk_str messages;           /* standard error after the last complete line */
+    char prefix[32];                  /* of its messages; set before the start */
+    struct rk_reward_messages *limit; /* of its messages; set before the start */
 };
 
 /* Starts argv (NULL-terminated; found through PATH when its name has no slash) in `dir`. NOT_FOUND when there
@@ -33,13 +46,16 @@ bool rk_reward_process_receive(struct rk_reward_process *process);
 /* The next complete line, without its newline, valid until the next call on the process; false when there
  * is none yet. */
 bool rk_reward_process_next_line(struct rk_reward_process *process, struct rk_str *line);
-/* Copies its standard error to this process's, line by line with the prefix. */
+/* Copies its standard error to this process's, line by line with the prefix, as far as the limit allows and
+ * with control characters escaped. */
 void rk_reward_process_pass_messages(struct rk_reward_process *process);
 /* Waits a moment for the exit status of a process that has closed its output; appends "exited with code 3".
  */
 void rk_reward_process_describe_end(struct rk_reward_process *process, struct rk_str *out);
 bool rk_reward_process_has_ended(const struct rk_reward_process *process);
 void rk_reward_process_signal(struct rk_reward_process *process, int signal_number); /* the whole group */
+/* Says how many lines have been left out, if any. */
+void rk_reward_messages_report(struct rk_reward_messages *limit);
 /* Kills the group, collects the leader, prints its last messages and closes everything. */
 void rk_reward_process_kill(struct rk_reward_process *process);
 /* Ends `count` processes together: end of file on their inputs, then, after a grace period, SIGKILL. */

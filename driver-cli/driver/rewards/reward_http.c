@@ -5,8 +5,8 @@
  *
  * One loop over curl's multi interface keeps up to max_concurrent requests open. Requests that met a server
  * that is busy or failing (429, 5xx) or could not be reached are repeated after a pause that doubles; those
- * that timed out are not. Keys: url, token_file, timeout (30s, of a request), batch_size (1), max_concurrent
- * (8), max_retries (3). */
+ * that timed out are not. Keys: url, token_file, user, timeout (30s, of a request), batch_size (1),
+ * max_concurrent (8), max_retries (3). */
 #include "driver-cli/driver/rewards/rewards_internal.h"
 
 #include <stdio.h>
@@ -35,7 +35,7 @@
 #define MS                 1000000LL
 
 struct http {
-    char *url;
+    char *url, *user, *password; /* user: of Basic authentication, NULL without it */
     struct curl_slist *headers;
     CURLM *multi;
     int64_t timeout_ms, batch_size, max_concurrent, max_retries;
@@ -75,7 +75,16 @@ static void destroy(void *state)
     curl_multi_cleanup(http->multi);
     curl_slist_free_all(http->headers);
     rk_free(http->url);
+    rk_free(http->user);
+    rk_free(http->password);
     rk_free(http);
+}
+
+bool rk_reward_url_has_user(const char *url)
+{
+    const char *scheme = strstr(url, "://"), *authority = scheme ? scheme + strlen("://") : url;
+
+    return memchr(authority, '@', strcspn(authority, "/?#")) != NULL;
 }
 
 static struct rk_status *read_url(struct http *http, const struct rk_json *config)
@@ -83,6 +92,8 @@ static struct rk_status *read_url(struct http *http, const struct rk_json *confi
     const char *url = NULL;
 
     RK_TRY(rk_json_get_string(config, "reward", "url", &url));
+    if (rk_reward_url_has_user(url))
+        return RK_FAIL(RK_INVALID_ARGUMENT, RK_REWARD_URL_USER);
     if (!rk_str_has_prefix(url, "http://") && !rk_str_has_prefix(url, "https://"))
         return RK_FAIL(RK_INVALID_ARGUMENT, "reward.url: expected http://... or https://..., got \"%s\"",
                        url);
@@ -100,13 +111,17 @@ static void add_header(struct http *http, const char *line)
 
 static struct rk_status *read_headers(struct http *http, const struct rk_json *config, const char *dir)
 {
-    const char *name = NULL;
+    const char *name = NULL, *user = NULL;
     char *path, *token = NULL, *line;
     struct rk_status *st;
 
     add_header(http, "Content-Type: application/json");
     add_header(http, "Expect:"); /* no wait for "100 Continue" */
     RK_TRY(rk_json_opt_string(config, "reward", "token_file", &name));
+    RK_TRY(rk_json_opt_string(config, "reward", "user", &user));
+    if (!name && user)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "reward.user: expected with reward.token_file, which has the password");
     if (!name)
         return NULL;
     path = rk_resolve_path(dir, name);
@@ -114,6 +129,11 @@ static struct rk_status *read_headers(struct http *http, const struct rk_json *c
     rk_free(path);
     if (st)
         return RK_WRAP(st, "reward.token_file");
+    if (user) {
+        http->user = rk_strdup(user);
+        http->password = token;
+        return NULL;
+    }
     line = rk_format("Authorization: Bearer %s", token);
     add_header(http, line);
     rk_free(line);
@@ -181,6 +201,10 @@ static struct rk_status *open_request(struct run *run, struct slot *slot)
     curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
     curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(easy, CURLOPT_HTTPHEADER, http->headers);
+    if (http->user) {
+        curl_easy_setopt(easy, CURLOPT_USERNAME, http->user);
+        curl_easy_setopt(easy, CURLOPT_PASSWORD, http->password);
+    }
     curl_easy_setopt(easy, CURLOPT_POSTFIELDS, rk_str_text(&slot->body));
     curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)slot->body.bytes);
     curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, (long)http->timeout_ms);
@@ -225,7 +249,7 @@ static void take_items(struct run *run, struct slot *slot)
 
 /* --- answers --- */
 
-/* All items of the request that have no result yet. */
+/* All items of the request, or those that have no result yet. */
 static void fail_rest(struct run *run, const struct slot *slot, const bool *has_result,
                       rk_reward_outcome_t outcome, const char *why)
 {
@@ -243,9 +267,11 @@ static struct rk_status *take_result(struct run *run, const struct slot *slot, b
     struct rk_status *st = rk_reward_wire_read_answer(&id, &result, answer);
 
     i = id - run->first_id - slot->first;
-    if (!st && (i < 0 || i >= slot->count || has_result[i]))
+    if (!st && (i < 0 || i >= slot->count))
         st = RK_FAIL(RK_INVALID_ARGUMENT, "an answer for the item %lld, which the request does not have",
                      (long long)id);
+    if (!st && has_result[i])
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "two answers for the item %lld", (long long)id);
     if (st) {
         rk_reward_results_fini(&result, 1);
         return st;
@@ -267,7 +293,8 @@ static void take_answer(struct run *run, const struct slot *slot)
         st = RK_FAIL(RK_INVALID_ARGUMENT, "answer: expected {\"results\": [...]}");
     for (int64_t i = 0; !st && i < rk_json_count(results); i++)
         st = take_result(run, slot, has_result, rk_json_at(results, i));
-    fail_rest(run, slot, has_result, RK_REWARD_ERROR,
+    /* After a violation nothing in the answer can be trusted. */
+    fail_rest(run, slot, st ? NULL : has_result, RK_REWARD_ERROR,
               st ? rk_status_message(st) : "the answer lacks this item");
     rk_status_free(st);
     rk_json_free(json);
@@ -414,8 +441,8 @@ static struct rk_status *score(void *state, const struct rk_reward_call *call)
     return st;
 }
 
-static const char *const keys[] = {"url",         "token_file", "timeout", "batch_size", "max_concurrent",
-                                   "max_retries", NULL};
+static const char *const keys[] = {"url",        "user",           "token_file",  "timeout",
+                                   "batch_size", "max_concurrent", "max_retries", NULL};
 
 const struct rk_reward_ops rk_reward_http = {
     .name = "http",

@@ -16,7 +16,7 @@
 
 #define SHIM     "python/rankd_reward.py"
 #define FUNCTION "reward.custom_reward_function"
-#define NUM_ARGS 10
+#define NUM_ARGS 8
 
 struct function {
     const char *path, *name, *style, *python;
@@ -83,10 +83,6 @@ static struct rk_status *make_argv(char ***out, const struct function *function,
     argv[count++] = rk_strdup(function->name);
     argv[count++] = rk_strdup("--style");
     argv[count++] = rk_strdup(function->style);
-    if (rk_reward_is_given(function->kwargs)) {
-        argv[count++] = rk_strdup("--kwargs");
-        argv[count++] = rk_json_dump(function->kwargs, 0, false);
-    }
     *out = argv;
     return NULL;
 }
@@ -103,6 +99,8 @@ static struct rk_status *create(void **state, const struct rk_json *config, cons
     RK_TRY(read_function(&function, config));
     RK_TRY(make_argv(&pool.argv, &function, dir));
     pool.dir = rk_strdup(dir);
+    if (rk_reward_is_given(function.kwargs))
+        pool.kwargs = rk_json_dump(function.kwargs, 0, false);
     st = rk_reward_pool_create(&created, &pool);
     *state = created;
     return st ? RK_WRAP(st, FUNCTION) : NULL;

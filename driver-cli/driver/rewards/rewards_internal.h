@@ -21,6 +21,11 @@ void rk_reward_fail(struct rk_reward_result *result, rk_reward_outcome_t outcome
     RK_PRINTF(3, 4);
 /* The member has a value: not null, and not an object whose members all have no value. */
 bool rk_reward_is_given(const struct rk_json *value);
+/* The URL has "user@" or "user:password@". Messages must not repeat it. */
+bool rk_reward_url_has_user(const char *url);
+#define RK_REWARD_URL_USER                                                                             \
+    "reward.url: a user or password in the URL would be stored with the run and its checkpoints; set " \
+    "reward.user, and reward.token_file to a file of mode 0600 with the password"
 bool rk_reward_is_cancelled(const struct rk_reward_watch *watch);
 /* INVALID_ARGUMENT when the item has no ground truth. */
 struct rk_status *rk_reward_need_truth(const void *state, const struct rk_reward_item *item) RK_NODISCARD;

@@ -1,6 +1,8 @@
 """Runs a Python reward function as a worker of rankctl's reward "python" (protocol 2, docs/rewards.md).
 
-    python3 rankd_reward.py --path score.py --name compute_score [--style verl|trl] [--kwargs JSON]
+    python3 rankd_reward.py --path score.py --name compute_score [--style verl|trl]
+
+Keyword arguments of every call are the member "kwargs" of the hello.
 
 verl: compute_score(data_source=, solution_str=, ground_truth=, extra_info=, **kwargs) -> number or dict with "score"
 trl:  f(prompts=, completions=, completion_ids=, **columns) -> list of numbers, None where the function does not apply
@@ -240,7 +242,6 @@ def parse_arguments():
     parser.add_argument("--path", required=True, help="file of the function, or pkg://MODULE")
     parser.add_argument("--name", default="compute_score", help="name of the function")
     parser.add_argument("--style", choices=("verl", "trl"), default="verl")
-    parser.add_argument("--kwargs", default="{}", type=json.loads, help="keyword arguments of every call, as JSON")
     return parser.parse_args()
 
 
@@ -255,7 +256,7 @@ def main():
     try:
         if hello.get("hello") != PROTOCOL:
             raise ValueError(f"rankctl speaks protocol {hello.get('hello')}, this program protocol {PROTOCOL}")
-        scorer = styles[arguments.style](load_function(arguments.path, arguments.name), arguments.kwargs)
+        scorer = styles[arguments.style](load_function(arguments.path, arguments.name), hello.get("kwargs", {}))
     except BaseException as error:  # a module may even call sys.exit
         channel.send({"hello": PROTOCOL, "error": describe(error)})
         return 1

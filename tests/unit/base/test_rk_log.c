@@ -63,6 +63,8 @@ static void test_log_text_holds_time_level_message_context(void **state)
     rk_log_set_context("slot=3 rank=1");
     RK_WARN("epoch=%d is stale\nretry", 7);
     assert_string_equal(last_line(), "1970-01-01T00:00:01.000Z warn  epoch=7 is stale\\nretry slot=3 rank=1");
+    RK_WARN("a \033[31m b \302\2335m c \303\251"); /* C0, and C1 in UTF-8, which terminals interpret, too */
+    assert_non_null(strstr(last_line(), "a \\u001b[31m b \\u009b5m c \303\251"));
 }
 
 /* Goal: a line is a JSON object for every message; the context's words become members. */

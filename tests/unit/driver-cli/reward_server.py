@@ -33,7 +33,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if word == "score":
             self.reply({"results": scores[::-1]})
         elif word == "token":
-            right = self.headers.get("Authorization") == "Bearer " + value
+            right = self.headers.get("Authorization") == value
             self.reply({"results": [{"id": items[0]["id"], "score": float(right)}]})
         elif word == "status":
             self.reply(b"no", int(value))

@@ -5,8 +5,8 @@
  *
  * The modes mute, old and sorry change its answer to the hello. In mode reverse it answers the items of a
  * line from the last to the first. In mode child it starts a process that outlives it and writes both process
- * ids to FILE; in mode chatty it writes long lines to standard error; in mode once it ends without a hello
- * when FILE is there, else it makes the file.
+ * ids to FILE; in mode chatty it writes long lines to standard error, in mode loud many with control
+ * characters; in mode once it ends without a hello when FILE is there, else it makes the file.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -233,6 +233,8 @@ int main(int argc, char **argv)
         start_child(argv[2]);
     if (strcmp(mode, "chatty") == 0)
         fprintf(stderr, "first\n%*s\nlast", 10000, "long");
+    for (int i = 0; strcmp(mode, "loud") == 0 && i < 100000; i++)
+        fputs("\033[31mred\tline \302\2335m \233 \303\251\n", stderr);
     if (strcmp(mode, "once") == 0 && !make_file(argv[2]))
         return 7;
     say_hello(mode);

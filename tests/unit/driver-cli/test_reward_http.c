@@ -100,7 +100,7 @@ static const struct {
     {"no result", "", "raw:{\"results\": []}", RK_REWARD_ERROR, "lacks this item"},
     {"another id", "", "raw:{\"results\": [{\"id\": 99, \"score\": 1}]}", RK_REWARD_ERROR, "the item 99"},
     {"twice the id", "", "raw:{\"results\": [{\"id\": ID, \"skip\": true}, {\"id\": ID, \"score\": 1}]}",
-     RK_REWARD_SKIPPED, "skipped"},
+     RK_REWARD_ERROR, "two answers for the item"},
     {"text as score", "", "raw:{\"results\": [{\"id\": ID, \"score\": \"1\"}]}", RK_REWARD_ERROR,
      "expected a number"},
     {"error of the scorer", "", "raw:{\"results\": [{\"id\": ID, \"error\": \"no such unit\"}]}",
@@ -149,8 +149,11 @@ static void test_http_token_is_sent(void **state)
     (void)state;
     rk_test_write_file(path, "secret\n", 7);
     assert_int_equal(chmod(path, 0600), 0);
-    score_one(port, "\"token_file\": \"token\"", "token:secret", &result);
+    score_one(port, "\"token_file\": \"token\"", "token:Bearer secret", &result);
     assert_true(result.score == 1.0);
+    rk_reward_results_fini(&result, 1);
+    score_one(port, "\"token_file\": \"token\", \"user\": \"me\"", "token:Basic bWU6c2VjcmV0", &result);
+    assert_true(result.score == 1.0); /* base64 of me:secret */
     rk_reward_results_fini(&result, 1);
     rk_free(path);
 }
@@ -184,6 +187,10 @@ static const struct {
 } bad_configs[] = {
     {"no url", "{\"name\": \"http\"}", RK_INVALID_ARGUMENT, "reward.url"},
     {"file", "{\"name\": \"http\", \"url\": \"file:///etc/passwd\"}", RK_INVALID_ARGUMENT, "reward.url"},
+    {"password", "{\"name\": \"http\", \"url\": \"http://me:secret@a/b\"}", RK_INVALID_ARGUMENT,
+     "reward.url: a user or password"},
+    {"user without a password", "{\"name\": \"http\", \"url\": \"http://a/@\", \"user\": \"me\"}",
+     RK_INVALID_ARGUMENT, "reward.user: expected with reward.token_file"},
     {"max_concurrent", "{\"name\": \"http\", \"url\": \"http://a\", \"max_concurrent\": 0}",
      RK_INVALID_ARGUMENT, "reward.max_concurrent"},
     {"max_retries", "{\"name\": \"http\", \"url\": \"http://a\", \"max_retries\": -1}", RK_INVALID_ARGUMENT,

@@ -441,33 +441,57 @@ static void test_workers_die_with_the_driver(void **state)
     assert_false(is_running(pids[1]));
 }
 
-/* Goal: standard error is passed on line by line with the worker's name as prefix, for lines of any length.
- */
-static void test_workers_messages_pass_with_a_prefix(void **state)
+/* What is written to standard error while a worker in the mode scores an item. */
+static char *messages_of(const char *mode, size_t *bytes)
 {
     const char *texts[1] = {"score:1"};
     struct rk_reward_result results[1];
     char *path = rk_test_temp_path("stderr"), *text;
     int saved = dup(STDERR_FILENO);
     struct rk_reward *reward;
-    size_t bytes;
 
-    (void)state;
     fflush(stderr);
     assert_non_null(freopen(path, "w", stderr));
-    assert_ok(open_workers(&reward, "chatty", "\"num_workers\": 1"));
+    assert_ok(open_workers(&reward, mode, "\"num_workers\": 1"));
     assert_ok(score(reward, texts, 1, results));
     rk_reward_results_fini(results, 1);
     rk_reward_destroy(reward);
     fflush(stderr);
     dup2(saved, STDERR_FILENO);
     close(saved);
-    text = rk_test_read_file(path, &bytes);
+    text = rk_test_read_file(path, bytes);
+    rk_free(path);
+    return text;
+}
+
+/* Goal: standard error is passed on line by line with the worker's name as prefix, for lines of any length.
+ */
+static void test_workers_messages_pass_with_a_prefix(void **state)
+{
+    size_t bytes;
+    char *text = messages_of("chatty", &bytes);
+
+    (void)state;
     assert_non_null(strstr(text, "reward[0]: first\n"));
     assert_non_null(strstr(text, "long\nreward[0]: last\n"));
     assert_true(bytes > 10000);
     rk_free(text);
-    rk_free(path);
+}
+
+/* Goal: a program that writes without end fills neither log nor disk, and no control character reaches the
+ * terminal. Method: 2.4 MB of lines that are not UTF-8 as a whole. */
+static void test_workers_messages_are_limited_and_escaped(void **state)
+{
+    size_t bytes;
+    char *text = messages_of("loud", &bytes);
+
+    (void)state;
+    assert_non_null(strstr(text, "reward[0]: \\x1b[31mred\tline ??5m ? ??\n"));
+    assert_non_null(strstr(text, " lines of standard error left out"));
+    assert_null(strchr(text, '\033'));
+    assert_true(bytes > 1000000);
+    assert_true(bytes < 1500000);
+    rk_free(text);
 }
 
 int main(void)
@@ -487,6 +511,7 @@ int main(void)
         cmocka_unit_test(test_workers_group_is_killed_at_the_end),
         cmocka_unit_test(test_workers_die_with_the_driver),
         cmocka_unit_test(test_workers_messages_pass_with_a_prefix),
+        cmocka_unit_test(test_workers_messages_are_limited_and_escaped),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
