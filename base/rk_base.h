@@ -13,6 +13,7 @@
 #include "base/rk_crc32c.h"
 #include "base/rk_dtype.h"
 #include "base/rk_fault.h"
+#include "base/rk_file.h"
 #include "base/rk_hash.h"
 #include "base/rk_json.h"
 #include "base/rk_kl.h"

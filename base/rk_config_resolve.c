@@ -311,7 +311,7 @@ struct rk_status *rk_config_resolve(struct rk_config_loader *loader)
 
     RK_ASSERT(!source->file || !source->text);
     if (source->file) {
-        RK_TRY(rk_file_read(&text, &bytes, source->file, RK_CONFIG_FILE_BYTES_MAX));
+        RK_TRY(rk_file_read_stream(&text, &bytes, source->file, RK_CONFIG_FILE_BYTES_MAX));
         doc = rk_config_add_doc(loader, source->file, text, bytes);
     } else if (source->text) {
         doc = rk_config_add_doc(loader, source->text_name ? source->text_name : "text",

@@ -1,4 +1,4 @@
-#include "base/rk_file_internal.h"
+#include "base/rk_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,6 +11,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_crc32c.h"
 #include "base/rk_fault.h"
+#include "base/rk_file_internal.h"
 #include "base/rk_hash.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
@@ -56,17 +57,43 @@ struct rk_status *rk_file_errno(const char *action, const char *path)
     return RK_FAIL_REASON(code, reason, "%s '%s': %s", action, path, strerror(error));
 }
 
-struct rk_status *rk_file_open_read(int *fd, const char *path)
+static struct rk_status *open_stream(int *fd, const char *path)
 {
     /* O_NONBLOCK: opening a pipe instead of a file must not wait without end for a writer; reading then
      * waits as usual, so that a shell's <(command) works. */
     do
-        *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        *fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     while (*fd < 0 && errno == EINTR);
     if (*fd < 0)
         return rk_file_errno("opening", path);
     (void)fcntl(*fd, F_SETFL, fcntl(*fd, F_GETFL) & ~O_NONBLOCK);
     return NULL;
+}
+
+static const char *kind_of(mode_t mode)
+{
+    if (S_ISDIR(mode))
+        return "a directory";
+    if (S_ISFIFO(mode))
+        return "a pipe";
+    return S_ISSOCK(mode) ? "a socket" : "a device";
+}
+
+struct rk_status *rk_file_open_read(int *fd, const char *path)
+{
+    struct rk_status *st = NULL;
+    struct stat info;
+
+    RK_TRY(open_stream(fd, path));
+    if (fstat(*fd, &info) != 0)
+        st = rk_file_errno("opening", path);
+    else if (!S_ISREG(info.st_mode))
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "'%s' is %s, expected a file", path, kind_of(info.st_mode));
+    if (!st)
+        return NULL;
+    close(*fd);
+    *fd = -1;
+    return st;
 }
 
 struct rk_status *rk_file_pread(int fd, const char *path, void *dst, size_t bytes, uint64_t offset)
@@ -90,7 +117,7 @@ struct rk_status *rk_file_pread(int fd, const char *path, void *dst, size_t byte
     return NULL;
 }
 
-/* Reads to the end of the file: pipes and special files have no size in the inode. */
+/* Reads to the end: pipes and files of the kernel have no size in the inode. */
 static struct rk_status *read_to_end(int fd, const char *path, size_t max_bytes, struct rk_str *text)
 {
     char buf[16384];
@@ -110,15 +137,12 @@ static struct rk_status *read_to_end(int fd, const char *path, size_t max_bytes,
     }
 }
 
-struct rk_status *rk_file_read(char **out, size_t *bytes, const char *path, size_t max_bytes)
+/* Closes `fd`. */
+static struct rk_status *read_text(char **out, size_t *bytes, int fd, const char *path, size_t max_bytes)
 {
     struct rk_str text = {0};
-    struct rk_status *st;
-    int fd;
+    struct rk_status *st = read_to_end(fd, path, max_bytes, &text);
 
-    *out = NULL;
-    RK_TRY(rk_file_open_read(&fd, path));
-    st = read_to_end(fd, path, max_bytes, &text);
     close(fd);
     if (st) {
         rk_str_fini(&text);
@@ -127,6 +151,24 @@ struct rk_status *rk_file_read(char **out, size_t *bytes, const char *path, size
     *bytes = text.bytes;
     *out = rk_str_take(&text);
     return NULL;
+}
+
+struct rk_status *rk_file_read(char **out, size_t *bytes, const char *path, size_t max_bytes)
+{
+    int fd;
+
+    *out = NULL;
+    RK_TRY(rk_file_open_read(&fd, path));
+    return read_text(out, bytes, fd, path, max_bytes);
+}
+
+struct rk_status *rk_file_read_stream(char **out, size_t *bytes, const char *path, size_t max_bytes)
+{
+    int fd;
+
+    *out = NULL;
+    RK_TRY(open_stream(&fd, path));
+    return read_text(out, bytes, fd, path, max_bytes);
 }
 
 struct rk_status *rk_pending_file_open(struct rk_pending_file *file, const char *path)

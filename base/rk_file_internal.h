@@ -1,4 +1,4 @@
-/* Files for this module: whole reads with a bound, positioned writes, and the one way in which rankd
+/* Files for this module: reads from positions, positioned writes, and the one way in which rankd
  * publishes a file (temporary name, fsync, rename, fsync of the directory). */
 #ifndef RK_FILE_INTERNAL_H
 #define RK_FILE_INTERNAL_H
@@ -7,19 +7,20 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/rk_file.h"
 #include "base/rk_status.h"
 
 /* Status for errno after `action` on `path`: NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED (reason
  * DISK_FULL for a full disk, quota or file-size limit), INVALID_ARGUMENT for a path of the wrong kind, else
  * INTERNAL. */
 struct rk_status *rk_file_errno(const char *action, const char *path) RK_NODISCARD;
-struct rk_status *rk_file_open_read(int *fd, const char *path) RK_NODISCARD;
+/* As rk_file_read, but from a pipe or device too: configurations, which a shell may make (<(command),
+ * /dev/stdin). Waits until the other end of a pipe closes it. */
+struct rk_status *rk_file_read_stream(char **out, size_t *bytes, const char *path,
+                                      size_t max_bytes) RK_NODISCARD;
 /* DATA_LOSS when the file ends before offset + bytes. */
 struct rk_status *rk_file_pread(int fd, const char *path, void *dst, size_t bytes,
                                 uint64_t offset) RK_NODISCARD;
-/* The whole file, terminated (the terminator is not counted); rk_free it. RESOURCE_EXHAUSTED over max_bytes.
- */
-struct rk_status *rk_file_read(char **out, size_t *bytes, const char *path, size_t max_bytes) RK_NODISCARD;
 /* Without it a crash of the machine could undo creations, renames or removals in the directory. */
 struct rk_status *rk_file_sync_dir(const char *dir) RK_NODISCARD;
 

@@ -32,33 +32,90 @@ static struct rk_json *wrap_new(json_t *value)
     return wrap(value);
 }
 
+/* The parser's "... near 'TEXT'" as the text alone; "" when it names none. */
+static const char *near_of(const json_error_t *error)
+{
+    const char *near = strstr(error->text, " near ");
+
+    return near ? near : "";
+}
+
+static char *explain(const json_error_t *error)
+{
+    const char *near = near_of(error);
+
+    switch (json_error_code(error)) {
+    case json_error_duplicate_key:
+        return rk_strdup("occurs twice; remove one of them, or give it another name");
+    case json_error_numeric_overflow:
+        return rk_strdup(strstr(error->text, "integer")
+                             ? "the integer is beyond 64 bits; write it as a string, or with a decimal point"
+                             : "the number is beyond the range of 64-bit floating point");
+    case json_error_null_character:
+        return rk_strdup("text with a NUL character (\\u0000); remove it");
+    case json_error_null_byte_in_key:
+        return rk_strdup("a name with a NUL character (\\u0000); remove it");
+    case json_error_invalid_utf8:
+        return rk_strdup("the text is not valid UTF-8");
+    case json_error_premature_end_of_input:
+        return rk_strdup("the text ends inside of a value");
+    case json_error_end_of_input_expected:
+        return rk_format("expected the end of the text%s", near);
+    default:
+        break;
+    }
+    if (strstr(near, "'NaN") || strstr(near, "'Infinity") || strcmp(near, " near '-'") == 0)
+        return rk_format("expected a value%s: JSON has no NaN and no infinity; write null, or a string",
+                         near);
+    return rk_format("%s", error->text);
+}
+
+static struct rk_status *parse_error(const json_error_t *error, const char *text, size_t bytes,
+                                     const char *source)
+{
+    size_t at = error->position > 0 ? (size_t)error->position : 0;
+    char *place = source ? rk_format("%s:%d:%d: ", source, error->line, error->column) : rk_strdup("");
+    char *path = rk_json_path_at(text, bytes, at);
+    char *what = explain(error);
+    struct rk_status *st;
+
+    if (json_error_code(error) == json_error_out_of_memory)
+        st = RK_FAIL(RK_RESOURCE_EXHAUSTED, "%sout of host memory while parsing", place);
+    else
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s%s%s%s", place, path, *path ? ": " : "", what);
+    rk_free(place);
+    rk_free(path);
+    rk_free(what);
+    return st;
+}
+
 struct rk_status *rk_json_parse(struct rk_json **out, const char *text, size_t bytes, const char *source,
                                 uint32_t flags)
 {
     size_t options = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY;
-    struct rk_str widened = {0};
+    struct rk_str mended = {0};
+    struct rk_status *st = NULL;
     json_error_t error;
 
     *out = NULL;
     if (flags & RK_JSON_ALLOW_NUL)
         options |= JSON_ALLOW_NUL;
     if (bytes >= strlen(BYTE_ORDER_MARK) && memcmp(text, BYTE_ORDER_MARK, strlen(BYTE_ORDER_MARK)) == 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "%s:1:1: begins with a byte order mark; save it as UTF-8 without one", source);
+        return RK_FAIL(RK_INVALID_ARGUMENT, "%s%sbegins with a byte order mark; save it as UTF-8 without one",
+                       source ? source : "", source ? ":1:1: " : "");
     if (rk_json_is_too_deep(text, bytes))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "%s: nested deeper than %d", source, RK_JSON_MAX_DEPTH);
+        return RK_FAIL(RK_INVALID_ARGUMENT, "%s%snested deeper than %d", source ? source : "",
+                       source ? ": " : "", RK_JSON_MAX_DEPTH);
     *out = wrap(json_loadb(text, bytes, options, &error));
-    if (!*out && (flags & RK_JSON_BIG_INT_AS_REAL) &&
-        json_error_code(&error) == json_error_numeric_overflow) {
-        rk_json_widen_integers(&widened, text, bytes);
-        *out = wrap(json_loadb(rk_str_text(&widened), widened.bytes, options, &error));
-        rk_str_fini(&widened);
+    if (!*out && (flags & (RK_JSON_BIG_INT_AS_REAL | RK_JSON_NAN_AS_NULL))) {
+        rk_json_mend(&mended, text, bytes, flags);
+        *out = wrap(json_loadb(rk_str_text(&mended), mended.bytes, options, &error));
+        if (!*out)
+            st = parse_error(&error, rk_str_text(&mended), mended.bytes, source);
+        rk_str_fini(&mended);
+        return st;
     }
-    if (*out)
-        return NULL;
-    if (json_error_code(&error) == json_error_out_of_memory)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%s: out of host memory while parsing", source);
-    return RK_FAIL(RK_INVALID_ARGUMENT, "%s:%d:%d: %s", source, error.line, error.column, error.text);
+    return *out ? NULL : parse_error(&error, text, bytes, source);
 }
 
 struct rk_status *rk_json_parse_file(struct rk_json **out, const char *path, size_t max_bytes, uint32_t flags)

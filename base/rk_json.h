@@ -26,10 +26,14 @@ typedef enum rk_json_type {
     RK_JSON_OBJECT
 } rk_json_type_t;
 
-/* --- text <-> values. `source` names the text in messages ("job.json", "option actor.optim"). --- */
+/* --- text <-> values. `source` names the text in messages ("job.json", "option actor.optim"), which have the
+ * line, the column and the member: "job.json:3:7: data.seed: occurs twice". NULL: messages have the member
+ * only.
+ * --- */
 enum rk_json_parse_flags {
     RK_JSON_ALLOW_NUL = 1u << 0,       /* "\u0000" in strings: text of users */
     RK_JSON_BIG_INT_AS_REAL = 1u << 1, /* tokenizer_config.json holds integers beyond 64 bits */
+    RK_JSON_NAN_AS_NULL = 1u << 2,     /* Python's json.dumps writes NaN for a missing number */
 };
 struct rk_status *rk_json_parse(struct rk_json **out, const char *text, size_t bytes, const char *source,
                                 uint32_t flags) RK_NODISCARD;

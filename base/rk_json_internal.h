@@ -10,8 +10,12 @@
 /* True when brackets nest deeper than RK_JSON_MAX_DEPTH. Works on any bytes; checked before parsing, so that
  * the parser's recursion is bounded. */
 bool rk_json_is_too_deep(const char *text, size_t bytes);
-/* Copy of `text` in which integers of 19 and more digits have become reals (".0" appended). */
-void rk_json_widen_integers(struct rk_str *out, const char *text, size_t bytes);
+/* Copy of `text`, with RK_JSON_BIG_INT_AS_REAL with reals instead of integers beyond 64 bits (".0" appended),
+ * with RK_JSON_NAN_AS_NULL with null instead of NaN. */
+void rk_json_mend(struct rk_str *out, const char *text, size_t bytes, uint32_t flags);
+/* The path of the member or element at the offset, "a.b[3]"; "" at the root. Works on any bytes; rk_free it.
+ */
+char *rk_json_path_at(const char *text, size_t bytes, size_t offset);
 /* A value for a message: scalars as JSON, cut to a few words; "an array", "an object". rk_free it. */
 char *rk_json_describe(const struct rk_json *json);
 /* "where.key", or "key" at the root; rk_free it. */

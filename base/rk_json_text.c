@@ -12,7 +12,6 @@
 #include "base/rk_assert.h"
 
 #define MAX_DESCRIBE_BYTES 60
-#define SAFE_DIGITS        18 /* every integer of so many digits fits 64 bits */
 
 /* --- dumping --- */
 
@@ -204,30 +203,106 @@ bool rk_json_is_too_deep(const char *text, size_t bytes)
     return false;
 }
 
-void rk_json_widen_integers(struct rk_str *out, const char *text, size_t bytes)
+/* Whether `digits` digits at the text, without a fraction and an exponent, are an integer beyond 64 bits. */
+static bool is_big(const char *digits, size_t count, bool is_negative)
+{
+    const char *limit = is_negative ? "9223372036854775808" : "9223372036854775807";
+
+    for (; count > 1 && *digits == '0'; count--)
+        digits++;
+    return count > strlen(limit) || (count == strlen(limit) && memcmp(digits, limit, count) > 0);
+}
+
+/* One past the number at `at`; *num_digits is 0 when it has a fraction or an exponent. */
+static size_t skip_number(const char *text, size_t bytes, size_t at, size_t *num_digits)
+{
+    size_t end = at;
+
+    for (; end < bytes && isdigit((unsigned char)text[end]); end++)
+        continue;
+    *num_digits = end - at;
+    for (; end < bytes && text[end] && strchr("0123456789.eE+-", text[end]); end++)
+        *num_digits = 0;
+    return end;
+}
+
+void rk_json_mend(struct rk_str *out, const char *text, size_t bytes, uint32_t flags)
 {
     size_t at = 0;
 
     while (at < bytes) {
-        size_t end = at + 1;
-        size_t digits = 0;
+        size_t end = at + 1, num_digits = 0;
 
-        if (text[at] == '"') {
+        if (text[at] == '"')
             end = skip_string(text, bytes, at);
-        } else if (isdigit((unsigned char)text[at])) {
-            /* The whole number, so that the digits of a fraction or an exponent are not treated as an
-             * integer.
-             */
-            for (end = at; end < bytes && isdigit((unsigned char)text[end]); end++)
-                digits++;
-            for (; end < bytes && text[end] && strchr("0123456789.eE+-", text[end]); end++)
-                digits = 0;
+        else if (isdigit((unsigned char)text[at]))
+            end = skip_number(text, bytes, at, &num_digits);
+        if ((flags & RK_JSON_NAN_AS_NULL) && bytes - at >= 3 && memcmp(text + at, "NaN", 3) == 0) {
+            rk_str_append(out, "null");
+            at += 3;
+            continue;
         }
         rk_str_append_bytes(out, text + at, end - at);
-        if (digits > SAFE_DIGITS)
+        if ((flags & RK_JSON_BIG_INT_AS_REAL) && num_digits > 0 &&
+            is_big(text + at, num_digits, at > 0 && text[at - 1] == '-'))
             rk_str_append(out, ".0");
         at = end;
     }
+}
+
+/* An open container on the way to a position. */
+struct step {
+    bool is_object;
+    int64_t index;     /* of the element */
+    size_t begin, end; /* the name of the member, without its quotes */
+};
+
+static char *join_steps(const char *text, const struct step *steps, int depth)
+{
+    struct rk_str path = {0};
+
+    for (int i = 0; i < depth; i++) {
+        if (!steps[i].is_object) {
+            rk_str_appendf(&path, "[%lld]", (long long)steps[i].index);
+            continue;
+        }
+        if (steps[i].end > steps[i].begin) {
+            rk_str_append(&path, path.bytes > 0 ? "." : "");
+            rk_str_append_utf8(&path, text + steps[i].begin, steps[i].end - steps[i].begin);
+        }
+    }
+    return rk_str_take(&path);
+}
+
+char *rk_json_path_at(const char *text, size_t bytes, size_t offset)
+{
+    struct step steps[RK_JSON_MAX_DEPTH + 1];
+    bool is_name = false; /* the next string is the name of a member */
+    int depth = 0;
+
+    for (size_t at = 0; at < RK_MIN(bytes, offset); at++) {
+        char c = text[at];
+
+        if (c == '"') {
+            size_t end = skip_string(text, bytes, at);
+
+            if (is_name && depth > 0) {
+                steps[depth - 1].begin = at + 1;
+                steps[depth - 1].end = RK_MAX(end - 1, at + 1);
+                is_name = false;
+            }
+            at = end - 1;
+        } else if ((c == '{' || c == '[') && depth <= RK_JSON_MAX_DEPTH) {
+            steps[depth++] = (struct step){.is_object = c == '{'};
+            is_name = c == '{';
+        } else if ((c == '}' || c == ']') && depth > 0) {
+            depth--;
+        } else if (c == ',' && depth > 0) {
+            steps[depth - 1].index++;
+            is_name = steps[depth - 1].is_object;
+        }
+    }
+    return join_steps(text, steps, depth);
 }
 
 struct scanner {

@@ -291,8 +291,6 @@ static struct rk_status *open_file(struct rk_st_file *file)
     RK_TRY(rk_file_open_read(&file->fd, file->path));
     if (fstat(file->fd, &info) != 0)
         return rk_file_errno("reading the size of", file->path);
-    if (!S_ISREG(info.st_mode))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "safetensors '%s': not a regular file", file->path);
     file->file_bytes = (uint64_t)info.st_size;
     if (file->file_bytes < LENGTH_BYTES)
         return too_short(file);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_file.h"
 #include "base/rk_str.h"
 
 struct rk_lock {
@@ -63,12 +64,14 @@ struct rk_status *rk_epoch_load(uint64_t *out, const char *dir)
     int fd;
 
     *out = 0;
-    fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        if (errno != ENOENT)
-            st = RK_FAIL(RK_INTERNAL, "cannot read '%s': %s", path, strerror(errno));
+    st = rk_file_open_read(&fd, path);
+    if (rk_status_code(st) == RK_NOT_FOUND) {
+        rk_status_free(st);
+        st = NULL;
         goto out;
     }
+    if (st)
+        goto out;
     bytes = read(fd, text, sizeof(text) - 1);
     if (bytes > 0 && text[bytes - 1] == '\n')
         text[bytes - 1] = '\0';

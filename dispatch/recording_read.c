@@ -9,6 +9,7 @@
 #include "base/rk_array.h"
 #include "base/rk_assert.h"
 #include "base/rk_crc32c.h"
+#include "base/rk_file.h"
 #include "dispatch/recording_internal.h"
 #include "proto/rk_stream.h"
 
@@ -116,9 +117,9 @@ static struct rk_status *open_calls(struct rk_recording *record)
     struct rk_recording_file_head head;
     struct stat info;
 
-    record->fd = open(record->path, O_RDONLY | O_CLOEXEC);
-    if (record->fd < 0 || fstat(record->fd, &info) != 0)
-        return RK_FAIL(RK_NOT_FOUND, "cannot open '%s': %s", record->path, strerror(errno));
+    RK_TRY(rk_file_open_read(&record->fd, record->path));
+    if (fstat(record->fd, &info) != 0)
+        return RK_FAIL(RK_INTERNAL, "cannot read '%s': %s", record->path, strerror(errno));
     record->file_bytes = (uint64_t)info.st_size;
     if (record->file_bytes < sizeof(head))
         return cut(record, 0, 0);

@@ -16,6 +16,15 @@ RK_BEGIN_DECLS
 
 struct rk_dataset;
 
+/* Where a data row is, for messages. */
+struct rk_row_place {
+    const char *path;
+    int64_t number; /* the line, from 1; of Parquet the row, from 0 */
+    bool is_row;    /* Parquet */
+};
+
+char *rk_row_place_text(const struct rk_row_place *place); /* "FILE:17", "FILE:row 17"; rk_free it */
+
 struct rk_dataset_config {
     const char *const *files; /* NULL-terminated */
     const char *prompt_key;   /* "prompt" */
@@ -36,7 +45,8 @@ struct rk_dataset_config {
 struct rk_dataset_row {
     const int32_t *prompt_ids;
     int64_t prompt_len;
-    const char *prompt;                      /* text as it was encoded: messages are rendered */
+    const char *prompt; /* text as it was encoded: messages are rendered; NUL may occur in it */
+    size_t prompt_bytes;
     const struct rk_json *messages;          /* with keep_messages, for a prompt that is not text; or NULL */
     const struct rk_json *columns;           /* with keep_columns: the row without its prompt; or NULL */
     const char *data_source;                 /* "" when absent */
@@ -44,6 +54,7 @@ struct rk_dataset_row {
     const struct rk_json *ground_truth_json; /* the value, or NULL */
     const struct rk_json *extra_info;        /* or NULL */
     int64_t index;                           /* order of rows over all files */
+    struct rk_row_place place;
 };
 
 /* Reads, renders and tokenizes everything. INVALID_ARGUMENT or UNIMPLEMENTED "FILE:LINE: KEY: ..." for an

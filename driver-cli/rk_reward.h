@@ -15,8 +15,9 @@ RK_BEGIN_DECLS
 #define RK_REWARD_ABI 4
 
 struct rk_reward_item {
-    const char *data_source;  /* of the row; "" when the data has none */
-    const char *prompt;       /* text of the data row */
+    const char *data_source; /* of the row; "" when the data has none */
+    const char *prompt;      /* text of the data row */
+    size_t prompt_bytes;
     const char *solution_str; /* decoded response without special tokens: UTF-8 that may hold NUL, and has one
                                  after its last byte */
     size_t solution_bytes;

@@ -5,9 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
+#include "base/rk_file.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "proto/limits.h"
@@ -30,49 +32,49 @@ struct rk_status *rk_errno_status(const char *action, const char *path)
     return RK_FAIL(code, "%s '%s': %s", action, path, strerror(error));
 }
 
-static struct rk_status *read_all(char **out, size_t *bytes, FILE *file, const char *path, size_t max_bytes)
+struct rk_status *rk_load_file(char **out, size_t *bytes, const char *path, size_t max_bytes)
+{
+    size_t count;
+
+    RK_TRY(rk_file_read(out, &count, path, max_bytes));
+    if (bytes)
+        *bytes = count;
+    return NULL;
+}
+
+struct rk_status *rk_open_input(FILE **out, const char *path)
+{
+    int fd;
+
+    *out = NULL;
+    RK_TRY(rk_file_open_read(&fd, path));
+    *out = fdopen(fd, "r");
+    if (*out)
+        return NULL;
+    close(fd);
+    return rk_errno_status("cannot open", path);
+}
+
+struct rk_status *rk_load_stdin(char **out, size_t max_bytes)
 {
     struct rk_status *st = NULL;
     struct rk_str text = {0};
     char part[4096];
     size_t got;
 
-    rk_str_append(&text, "");
-    while (!st && (got = fread(part, 1, sizeof(part), file)) > 0) {
+    *out = NULL;
+    while (!st && (got = fread(part, 1, sizeof(part), stdin)) > 0) {
         if (text.bytes + got > max_bytes)
-            st =
-                RK_FAIL(RK_RESOURCE_EXHAUSTED, "'%s' is larger than the limit of %zu bytes", path, max_bytes);
+            st = RK_FAIL(RK_RESOURCE_EXHAUSTED, "standard input is larger than %zu bytes", max_bytes);
         else
             rk_str_append_bytes(&text, part, got);
     }
-    if (!st && ferror(file))
-        st = rk_errno_status("cannot read", path);
-    if (!st) {
-        if (bytes)
-            *bytes = text.bytes;
+    if (!st && ferror(stdin))
+        st = rk_errno_status("cannot read", "standard input");
+    if (!st)
         *out = rk_str_take(&text);
-    }
     rk_str_fini(&text);
     return st;
-}
-
-struct rk_status *rk_load_file(char **out, size_t *bytes, const char *path, size_t max_bytes)
-{
-    FILE *file = fopen(path, "rb");
-    struct rk_status *st;
-
-    *out = NULL;
-    if (!file)
-        return rk_errno_status("cannot open", path);
-    st = read_all(out, bytes, file, path, max_bytes);
-    fclose(file);
-    return st;
-}
-
-struct rk_status *rk_load_stdin(char **out, size_t max_bytes)
-{
-    *out = NULL;
-    return read_all(out, NULL, stdin, "standard input", max_bytes);
 }
 
 static struct rk_status *make_dir(const char *path)

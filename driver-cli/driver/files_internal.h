@@ -5,14 +5,17 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "base/rk_json.h"
 #include "base/rk_status.h"
 
-/* The whole file, terminated; rk_free it. NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED over max_bytes. */
+/* The whole file, terminated; rk_free it. As rk_file_read; `bytes` may be NULL. */
 struct rk_status *rk_load_file(char **out, size_t *bytes, const char *path, size_t max_bytes) RK_NODISCARD;
-/* The same of standard input. */
+/* All of standard input; rk_free it. */
 struct rk_status *rk_load_stdin(char **out, size_t max_bytes) RK_NODISCARD;
+/* A file as rk_file_open_read opens it; fclose it. */
+struct rk_status *rk_open_input(FILE **out, const char *path) RK_NODISCARD;
 /* The first line of a token file; rk_free it. INVALID_ARGUMENT when group or others have access, or the line
  * is empty or holds more than printable ASCII. */
 struct rk_status *rk_read_token(char **out, const char *path) RK_NODISCARD;

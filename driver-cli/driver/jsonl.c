@@ -41,16 +41,14 @@ static struct rk_status *read_lines(FILE *file, const char *path,
 struct rk_status *rk_jsonl_read(const char *path,
                                 bool (*on_line)(void *user, const struct rk_jsonl_line *line), void *user)
 {
-    FILE *file = fopen(path, "re");
-    struct rk_status *st;
+    FILE *file;
+    struct rk_status *st = rk_open_input(&file, path);
 
-    if (!file) {
-        st = rk_errno_status("cannot open", path);
-        if (rk_status_code(st) != RK_NOT_FOUND)
-            return st;
+    if (rk_status_code(st) == RK_NOT_FOUND) {
         rk_status_free(st);
         return NULL;
     }
+    RK_TRY(st);
     st = read_lines(file, path, on_line, user);
     fclose(file);
     return st;

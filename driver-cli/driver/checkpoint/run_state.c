@@ -64,14 +64,13 @@ static struct rk_status *hash_file(struct rk_json **out, const char *path)
     char text[2 * RK_SHA256_BYTES + 1];
     struct rk_sha256 sha;
     struct rk_status *st = NULL;
-    FILE *file = fopen(path, "rbe");
+    FILE *file;
     uint8_t *part;
     int64_t bytes = 0;
     size_t got;
 
     *out = NULL;
-    if (!file)
-        return rk_errno_status("cannot open", path);
+    RK_TRY(rk_open_input(&file, path));
     part = rk_malloc(READ_BYTES);
     rk_sha256_init(&sha);
     while ((got = fread(part, 1, READ_BYTES, file)) > 0) {

@@ -406,12 +406,13 @@ struct rk_status *rk_conversation_read(struct rk_marked_ids *out, struct rk_exam
                                        int64_t first)
 {
     struct conversation conv = {.reader = reader, .messages = messages, .first = first};
-    struct rk_json *kwargs = NULL;
+    struct rk_json *kwargs = NULL, *tools = NULL;
     struct rk_status *st;
 
     RK_ASSERT(out->count == 0);
     RK_TRY_GOTO(st, check_answers(&conv), out);
-    RK_TRY_GOTO(st, rk_messages_tools(row, &conv.args.tools), out);
+    RK_TRY_GOTO(st, rk_messages_tools(row, &tools), out);
+    conv.args.tools = tools;
     RK_TRY_GOTO(st, read_kwargs(&conv, row, &kwargs), out);
     conv.args.kwargs = kwargs;
     st = find_text(&conv);
@@ -424,6 +425,7 @@ struct rk_status *rk_conversation_read(struct rk_marked_ids *out, struct rk_exam
     }
 out:
     rk_json_free(kwargs);
+    rk_json_free(tools);
     rk_free(conv.spans.items);
     rk_free(conv.ids.items);
     rk_str_fini(&conv.text);

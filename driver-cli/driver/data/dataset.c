@@ -21,6 +21,7 @@ struct row {
 
 struct rk_dataset {
     RK_ARRAY(struct row) rows;
+    RK_ARRAY(char *) paths; /* of the rows' places */
     struct rk_epoch_order order;
     int64_t num_filtered, num_texts;
 };
@@ -50,6 +51,9 @@ void rk_dataset_destroy(struct rk_dataset *dataset)
     for (int64_t i = 0; i < dataset->rows.count; i++)
         row_fini(&dataset->rows.items[i]);
     rk_array_fini(&dataset->rows);
+    for (int64_t i = 0; i < dataset->paths.count; i++)
+        rk_free(dataset->paths.items[i]);
+    rk_array_fini(&dataset->paths);
     rk_epoch_order_fini(&dataset->order);
     rk_free(dataset);
 }
@@ -100,6 +104,7 @@ static struct rk_status *read_prompt(struct row *row, const struct rk_json *json
     if (!(*is_overlong && config->filter_overlong_prompts))
         RK_TRY(truncate_prompt(ids->items, &ids->count, config));
     row->view.prompt = row->prompt.text;
+    row->view.prompt_bytes = row->prompt.bytes;
     row->view.prompt_ids = ids->items;
     row->view.prompt_len = ids->count;
     if ((config->keep_messages || config->keep_columns) && row->prompt.is_chat)
@@ -148,10 +153,11 @@ static bool is_full(const struct loader *loader)
     return loader->config->max_samples >= 0 && loader->dataset->rows.count >= loader->config->max_samples;
 }
 
-static struct rk_status *add_row(void *user, struct rk_json *json, bool *is_enough)
+static struct rk_status *add_row(void *user, struct rk_json *json, const struct rk_row_place *place,
+                                 bool *is_enough)
 {
     struct loader *loader = user;
-    struct row row = {.view = {.index = loader->index++}};
+    struct row row = {.view = {.index = loader->index++, .place = *place}};
     bool is_overlong = false;
     struct rk_status *st = read_prompt(&row, json, loader, &is_overlong);
 
@@ -174,8 +180,10 @@ static struct rk_status *read_files(struct loader *loader)
     struct rk_dataset *dataset = loader->dataset;
     const struct rk_dataset_config *config = loader->config;
 
-    for (const char *const *path = config->files; *path && !is_full(loader); path++)
-        RK_TRY(rk_rows_read(*path, add_row, loader));
+    for (const char *const *path = config->files; *path && !is_full(loader); path++) {
+        rk_array_append(&dataset->paths, rk_strdup(*path));
+        RK_TRY(rk_rows_read(dataset->paths.items[dataset->paths.count - 1], add_row, loader));
+    }
     if (dataset->rows.count == 0)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "data: no prompts in '%s' (%lld were longer than data.max_prompt_length)",

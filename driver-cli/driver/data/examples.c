@@ -263,13 +263,15 @@ static struct rk_status *read_row(struct row *row, struct loader *loader, const 
     return finish_row(row, loader->config, is_empty);
 }
 
-static struct rk_status *add_row(void *user, struct rk_json *json, bool *is_enough)
+static struct rk_status *add_row(void *user, struct rk_json *json, const struct rk_row_place *place,
+                                 bool *is_enough)
 {
     struct loader *loader = user;
     struct row row = {.view = {.index = loader->index++}};
     bool is_empty = false;
     struct rk_status *st = read_row(&row, loader, json, &is_empty);
 
+    (void)place;
     rk_json_free(json);
     if (st || is_empty) {
         loader->examples->num_left_out += is_empty;

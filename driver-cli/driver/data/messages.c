@@ -80,20 +80,39 @@ static struct rk_status *no_template(const struct rk_messages_template *from)
         from->dir ? from->dir : "the tokenizer");
 }
 
-struct rk_status *rk_messages_tools(const struct rk_json *row, const struct rk_json **out)
-{
-    const struct rk_json *tools = rk_json_find(row, "tools");
+#define TOOLS_FORM "tools: expected a list of JSON schemas, or the JSON text of one"
 
-    *out = rk_json_count(tools) > 0 ? tools : NULL;
+static struct rk_status *check_tools(const struct rk_json *tools)
+{
     if (!rk_json_is_null(tools) && rk_json_type(tools) != RK_JSON_ARRAY)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "tools: expected a list of JSON schemas, got %s",
-                       rk_messages_type_of(tools));
+        return RK_FAIL(RK_INVALID_ARGUMENT, TOOLS_FORM ", got %s", rk_messages_type_of(tools));
     for (int64_t i = 0; i < rk_json_count(tools); i++) {
         if (rk_json_type(rk_json_at(tools, i)) != RK_JSON_OBJECT)
             return RK_FAIL(RK_INVALID_ARGUMENT, "tools[%lld]: expected a JSON schema, got %s", (long long)i,
                            rk_messages_type_of(rk_json_at(tools, i)));
     }
     return NULL;
+}
+
+struct rk_status *rk_messages_tools(const struct rk_json *row, struct rk_json **out)
+{
+    const struct rk_json *value = rk_json_find(row, "tools");
+    struct rk_json *tools = NULL;
+    struct rk_status *st = NULL;
+
+    *out = NULL;
+    if (rk_json_type(value) != RK_JSON_STRING)
+        tools = value ? rk_json_retain(value) : NULL;
+    else if (rk_json_string_bytes(value) > 0)
+        st = rk_json_parse(&tools, rk_json_as_string(value, ""), rk_json_string_bytes(value), NULL,
+                           RK_JSON_ALLOW_NUL | RK_JSON_BIG_INT_AS_REAL | RK_JSON_NAN_AS_NULL);
+    if (st)
+        return RK_WRAP(st, TOOLS_FORM);
+    st = check_tools(tools);
+    if (!st && rk_json_count(tools) > 0)
+        *out = rk_json_retain(tools);
+    rk_json_free(tools);
+    return st;
 }
 
 struct rk_status *rk_messages_refuse_media(const struct rk_json *row)

@@ -16,8 +16,9 @@ struct rk_messages_template {
 
 /* A list with at least one {"role": TEXT, "content": TEXT or parts of text}; names the item that is not. */
 struct rk_status *rk_messages_check(const struct rk_json *messages) RK_NODISCARD;
-/* The row's member tools, if any: JSON schemas for the template. Borrowed; NULL when there are none. */
-struct rk_status *rk_messages_tools(const struct rk_json *row, const struct rk_json **out) RK_NODISCARD;
+/* The row's member tools, if any: JSON schemas for the template, as a list or, as TRL's trainers take it, as
+ * the JSON text of one. rk_json_free it; NULL when there are none. */
+struct rk_status *rk_messages_tools(const struct rk_json *row, struct rk_json **out) RK_NODISCARD;
 /* UNIMPLEMENTED for a row with images, videos or audios. */
 struct rk_status *rk_messages_refuse_media(const struct rk_json *row) RK_NODISCARD;
 /* Appends the text of args->messages to `out`; now_s of `args`, and kwargs where it has none, are those of

@@ -13,40 +13,44 @@ void rk_prompt_fini(struct rk_prompt *prompt)
 }
 
 static struct rk_status *render(struct rk_prompt *out, const struct rk_json *row,
-                                const struct rk_json *messages, const struct rk_dataset_config *config,
-                                size_t *bytes)
+                                const struct rk_json *messages, const struct rk_dataset_config *config)
 {
     struct rk_messages_template from = {config->chat, config->chat_kwargs, config->template_dir,
                                         config->now_s};
     struct rk_chat_args args = {.messages = messages, .add_generation_prompt = true};
     struct rk_str text = {0};
+    struct rk_json *tools = NULL;
     struct rk_status *st = rk_messages_check(messages);
 
     if (!st)
-        st = rk_messages_tools(row, &args.tools);
+        st = rk_messages_tools(row, &tools);
+    args.tools = tools;
     if (!st)
         st = rk_messages_render(&text, &from, &args);
     if (!st) {
-        *bytes = text.bytes;
-        out->text = text.bytes > 0 ? rk_str_take(&text) : rk_strdup("");
+        out->bytes = text.bytes;
+        out->text = rk_str_take(&text);
     }
+    rk_json_free(tools);
     rk_str_fini(&text);
     return st;
 }
 
 static struct rk_status *read_text(struct rk_prompt *out, const struct rk_json *row,
-                                   const struct rk_dataset_config *config, size_t *bytes)
+                                   const struct rk_dataset_config *config)
 {
     const struct rk_json *prompt = rk_json_find(row, config->prompt_key);
+    struct rk_str text = {0};
 
-    *bytes = rk_json_string_bytes(prompt);
     out->is_chat = rk_json_type(prompt) == RK_JSON_ARRAY;
     if (out->is_chat)
-        return render(out, row, prompt, config, bytes);
+        return render(out, row, prompt, config);
     if (rk_json_type(prompt) != RK_JSON_STRING)
         return RK_FAIL(RK_INVALID_ARGUMENT, "expected text or a list of messages, got %s",
                        rk_messages_type_of(prompt));
-    out->text = rk_strdup(rk_json_as_string(prompt, ""));
+    rk_str_append_bytes(&text, rk_json_as_string(prompt, ""), rk_json_string_bytes(prompt));
+    out->bytes = text.bytes;
+    out->text = rk_str_take(&text);
     return NULL;
 }
 
@@ -54,13 +58,12 @@ struct rk_status *rk_prompt_read(struct rk_prompt *out, const struct rk_json *ro
                                  const struct rk_dataset_config *config, const struct rk_tokenizer *tokenizer)
 {
     struct rk_status *st;
-    size_t bytes = 0;
 
     *out = (struct rk_prompt){0};
     RK_TRY(rk_messages_refuse_media(row));
-    st = read_text(out, row, config, &bytes);
+    st = read_text(out, row, config);
     if (!st)
-        st = rk_tokenizer_encode(tokenizer, out->text, bytes, false, &out->ids);
+        st = rk_tokenizer_encode(tokenizer, out->text, out->bytes, false, &out->ids);
     if (!st && out->ids.count == 0)
         st = RK_FAIL(RK_INVALID_ARGUMENT, "the prompt is empty");
     return st ? RK_WRAP(st, "%s", config->prompt_key) : NULL;

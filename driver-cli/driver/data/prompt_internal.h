@@ -5,7 +5,8 @@
 #include "driver-cli/rk_dataset.h"
 
 struct rk_prompt {
-    char *text; /* the encoded text; rk_free */
+    char *text; /* the encoded text, in which NUL may occur; rk_free */
+    size_t bytes;
     struct rk_tokenizer_ids ids;
     bool is_chat; /* the row has messages */
 };

@@ -5,10 +5,9 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_log.h"
 #include "base/rk_str.h"
 #include "driver-cli/driver/files_internal.h"
-
-#define ROW_BYTES_MAX (16 << 20)
 
 struct reader {
     FILE *file;
@@ -17,26 +16,49 @@ struct reader {
     rk_row_fn_t on_row;
     void *user;
     bool is_enough;
+    int64_t num_mended; /* rows with NaN or integers beyond 64 bits */
+    char *first_mended; /* the first of them, and what it holds */
 };
 
 static struct rk_status *too_long(void)
 {
-    return RK_FAIL(RK_RESOURCE_EXHAUSTED, "the row has more than %d bytes", ROW_BYTES_MAX);
+    return RK_FAIL(RK_RESOURCE_EXHAUSTED, "the row has more than %d bytes", RK_ROW_BYTES_MAX);
 }
 
-/* A read error, for example of a directory, is not the end of the file. */
+/* A read error is not the end of the file. */
 static struct rk_status *check_read(const struct reader *reader)
 {
     return ferror(reader->file) ? rk_errno_status("cannot read the data file", reader->path) : NULL;
 }
 
+/* What Python's json.dumps writes beyond JSON is read as the nearest value that JSON has, and counted. */
+static struct rk_status *parse_row(struct rk_json **out, struct reader *reader, const char *text,
+                                   size_t bytes)
+{
+    struct rk_status *st = rk_json_parse(out, text, bytes, NULL, RK_JSON_ALLOW_NUL);
+    struct rk_status *still = NULL;
+
+    if (!st)
+        return NULL;
+    still = rk_json_parse(out, text, bytes, NULL,
+                          RK_JSON_ALLOW_NUL | RK_JSON_BIG_INT_AS_REAL | RK_JSON_NAN_AS_NULL);
+    if (!still) {
+        if (reader->num_mended++ == 0)
+            reader->first_mended =
+                rk_format("%s:%lld: %s", reader->path, (long long)reader->line, rk_status_message(st));
+    }
+    rk_status_free(st);
+    return still;
+}
+
 static struct rk_status *take_row(struct reader *reader, const char *text, size_t bytes)
 {
+    struct rk_row_place place = {reader->path, reader->line, false};
     struct rk_json *row;
 
-    RK_TRY(rk_json_parse(&row, text, bytes, "row", 0));
+    RK_TRY(parse_row(&row, reader, text, bytes));
     if (rk_json_type(row) == RK_JSON_OBJECT)
-        return reader->on_row(reader->user, row, &reader->is_enough);
+        return reader->on_row(reader->user, row, &place, &reader->is_enough);
     rk_json_free(row);
     return RK_FAIL(RK_INVALID_ARGUMENT, "expected a JSON object");
 }
@@ -50,23 +72,38 @@ static bool is_blank(const char *text, size_t bytes)
     return true;
 }
 
+/* Reads up to the end of the line; *is_end at the end of the file. */
+static struct rk_status *read_line(struct reader *reader, struct rk_str *line, bool *is_end)
+{
+    int c;
+
+    rk_str_clear(line);
+    while ((c = getc_unlocked(reader->file)) != EOF && c != '\n') {
+        char byte = (char)c;
+
+        if (line->bytes >= RK_ROW_BYTES_MAX)
+            return too_long();
+        if (byte == '\0')
+            return RK_FAIL(RK_INVALID_ARGUMENT, "a NUL byte: the file is not JSON Lines or a JSON array, "
+                                                "or it is damaged");
+        rk_str_append_bytes(line, &byte, 1);
+    }
+    *is_end = c == EOF;
+    return NULL;
+}
+
 static struct rk_status *read_lines(struct reader *reader)
 {
+    struct rk_str line = {0};
     struct rk_status *st = NULL;
-    char *line = NULL;
-    size_t capacity = 0;
+    bool is_end = false;
 
-    for (reader->line = 1; !st && !reader->is_enough; reader->line += !st) {
-        ssize_t bytes = getline(&line, &capacity, reader->file);
-
-        if (bytes < 0)
-            break;
-        if (bytes > ROW_BYTES_MAX)
-            st = too_long();
-        else if (!is_blank(line, (size_t)bytes))
-            st = take_row(reader, line, (size_t)bytes);
+    for (reader->line = 1; !st && !is_end && !reader->is_enough; reader->line += !st) {
+        st = read_line(reader, &line, &is_end);
+        if (!st && !is_blank(rk_str_text(&line), line.bytes))
+            st = take_row(reader, rk_str_text(&line), line.bytes);
     }
-    rk_free(line);
+    rk_str_fini(&line);
     return st;
 }
 
@@ -96,7 +133,7 @@ static struct rk_status *read_item(struct reader *reader, int c, struct rk_str *
 
         if (!is_string && depth == 0 && (c == ',' || c == ']'))
             break;
-        if (item->bytes >= ROW_BYTES_MAX)
+        if (item->bytes >= RK_ROW_BYTES_MAX)
             return too_long();
         rk_str_append_bytes(item, &byte, 1);
         *line += c == '\n';
@@ -161,19 +198,35 @@ static struct rk_status *read_any(struct reader *reader)
     return first == '[' ? read_array(reader) : read_lines(reader);
 }
 
+static void warn_of_mended(const struct reader *reader)
+{
+    if (reader->num_mended > 0)
+        RK_WARN(
+            "%lld rows of '%s' hold NaN, which is read as null, or integers beyond 64 bits, which are read "
+            "as floating-point numbers; the first: %s",
+            (long long)reader->num_mended, reader->path, reader->first_mended);
+}
+
+char *rk_row_place_text(const struct rk_row_place *place)
+{
+    return rk_format("%s:%s%lld", place->path, place->is_row ? "row " : "", (long long)place->number);
+}
+
 struct rk_status *rk_rows_read(const char *path, rk_row_fn_t on_row, void *user)
 {
     struct reader reader = {.path = path, .on_row = on_row, .user = user};
-    struct rk_status *st;
+    struct rk_status *st = rk_open_input(&reader.file, path);
 
-    reader.file = fopen(path, "re");
-    if (!reader.file)
-        return rk_errno_status("cannot open the data file", path);
+    if (st)
+        return RK_WRAP(st, "cannot open the data file");
     st = read_any(&reader);
     if (st)
         st = RK_WRAP(st, "%s:%lld", path, (long long)reader.line);
     else
         st = check_read(&reader);
+    if (!st)
+        warn_of_mended(&reader);
+    rk_free(reader.first_mended);
     fclose(reader.file);
     return st;
 }

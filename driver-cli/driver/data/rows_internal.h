@@ -7,9 +7,14 @@
 
 #include "base/rk_json.h"
 #include "base/rk_status.h"
+#include "driver-cli/rk_dataset.h"
 
-/* Takes ownership of `row`, on failure too. Sets *is_enough when no more rows are needed. */
-typedef struct rk_status *(*rk_row_fn_t)(void *user, struct rk_json *row, bool *is_enough);
+#define RK_ROW_BYTES_MAX (16 << 20)
+
+/* Takes ownership of `row`, on failure too. Sets *is_enough when no more rows are needed. `place` is valid
+ * during the call. */
+typedef struct rk_status *(*rk_row_fn_t)(void *user, struct rk_json *row, const struct rk_row_place *place,
+                                         bool *is_enough);
 
 /* JSON Lines (one object a line, empty lines are skipped) or one JSON array of objects; detected from
  * the content. Errors, those of on_row too, read "PATH:LINE: ...". INVALID_ARGUMENT for a Parquet file, with

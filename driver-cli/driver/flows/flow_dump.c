@@ -23,7 +23,7 @@ static struct rk_json *make_line(const struct rk_dump *dump, const struct rk_dum
     const struct rk_reward_item *item = row->item;
     struct rk_json *line = rk_json_new_object();
 
-    rk_json_set(line, "input", rk_json_new_string(item->prompt));
+    rk_json_set(line, "input", rk_json_new_string_bytes(item->prompt, item->prompt_bytes));
     rk_json_set(line, "output", rk_json_new_string_bytes(item->solution_str, item->solution_bytes));
     rk_json_set(line, "gts", rk_reward_truth(item));
     rk_json_set(line, "score",

@@ -70,6 +70,7 @@ struct rk_reward_item rk_flow_reward_item(const struct rk_dataset_row *row)
     return (struct rk_reward_item){
         .data_source = row->data_source,
         .prompt = row->prompt,
+        .prompt_bytes = row->prompt_bytes,
         .solution_str = "",
         .ground_truth = row->ground_truth,
         .ground_truth_json = row->ground_truth_json,

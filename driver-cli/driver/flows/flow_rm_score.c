@@ -51,7 +51,7 @@ struct rk_status *rk_flow_reward_text(struct rk_tokenizer_ids *out, const struct
     if (is_chat) {
         st = render(&text, model, row, item);
     } else {
-        rk_str_append(&text, row->prompt);
+        rk_str_append_bytes(&text, row->prompt, row->prompt_bytes);
         rk_str_append_bytes(&text, item->solution_str, item->solution_bytes);
     }
     if (!st) /* a template writes its special tokens itself */

@@ -7,22 +7,22 @@
 
 #define TRAIN_SAMPLES 4
 
-/* A response as text: NUL characters become spaces. */
-static char *without_nul(struct rk_arena *arena, const struct rk_reward_item *item)
+/* A copy in which NUL characters are spaces. */
+static char *without_nul(struct rk_arena *arena, const char *text, size_t bytes)
 {
-    char *text = rk_arena_calloc(arena, item->solution_bytes + 1, 1);
+    char *copy = rk_arena_calloc(arena, bytes + 1, 1);
 
-    RK_ASSERT(text);
-    for (size_t i = 0; i < item->solution_bytes; i++)
-        text[i] = item->solution_str[i] ? item->solution_str[i] : ' ';
-    return text;
+    RK_ASSERT(copy);
+    for (size_t i = 0; i < bytes; i++)
+        copy[i] = text[i] ? text[i] : ' ';
+    return copy;
 }
 
 struct rk_sample rk_flow_sample(struct rk_arena *arena, const struct rk_reward_item *item,
                                 const struct rk_reward_result *result)
 {
-    return (struct rk_sample){.input = item->prompt,
-                              .output = without_nul(arena, item),
+    return (struct rk_sample){.input = without_nul(arena, item->prompt, item->prompt_bytes),
+                              .output = without_nul(arena, item->solution_str, item->solution_bytes),
                               .gts = item->ground_truth,
                               .score = result->score};
 }

@@ -29,7 +29,7 @@ struct rk_json *rk_reward_wire_item(const struct rk_reward_item *item, int64_t i
 
     rk_json_set(json, "id", rk_json_new_int(id));
     rk_json_set(json, "data_source", rk_json_new_string(item->data_source));
-    rk_json_set(json, "prompt", rk_json_new_string(item->prompt));
+    rk_json_set(json, "prompt", rk_json_new_string_bytes(item->prompt, item->prompt_bytes));
     rk_json_set(json, "solution_str", rk_json_new_string_bytes(item->solution_str, item->solution_bytes));
     rk_json_set(json, "ground_truth", rk_reward_truth(item));
     rk_json_set(json, "extra_info", item->extra_info ? rk_json_retain(item->extra_info) : rk_json_new_null());

@@ -236,9 +236,10 @@ static void test_st_open_wrong_paths(void **state)
 
     (void)state;
     assert_fails(rk_st_open(&file, path), RK_NOT_FOUND, "absent.safetensors");
-    assert_fails(rk_st_open(&file, rk_test_temp_dir()), RK_INVALID_ARGUMENT, "not a regular file");
+    assert_fails(rk_st_open(&file, rk_test_temp_dir()), RK_INVALID_ARGUMENT,
+                 "is a directory, expected a file");
     assert_int_equal(mkfifo(path, 0600), 0); /* no process writes to it: opening must not block */
-    assert_fails(rk_st_open(&file, path), RK_INVALID_ARGUMENT, "not a regular file");
+    assert_fails(rk_st_open(&file, path), RK_INVALID_ARGUMENT, "is a pipe, expected a file");
     unlink(path);
     rk_st_close(NULL);
     rk_free(path);

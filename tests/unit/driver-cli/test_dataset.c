@@ -172,6 +172,8 @@ static const struct {
     {"a list, not an object", "{\"prompt\": \"1\"}\n\n[1]\n", "data.jsonl:3: expected a JSON object"},
     {"reward_model is text", "{\"prompt\": \"1\", \"reward_model\": \"rule\"}\n",
      "data.jsonl:1: reward_model"},
+    {"cut tools", "{\"prompt\": [{\"role\": \"user\", \"content\": \"1\"}], \"tools\": \"[{\"}\n",
+     "tools: expected a list of JSON schemas, or the JSON text of one: [0]: the text ends"},
     {"source is a list", "{\"prompt\": \"1\", \"data_source\": []}\n", "data_source"},
     {"nothing at all", "\n\n", "no prompts"},
 };

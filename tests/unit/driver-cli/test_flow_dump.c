@@ -12,6 +12,7 @@ static struct rk_status *dump_one(const char *dir, const struct rk_json *truth)
     static const int64_t ids[] = {5, 6}, mask[] = {1, 0};
     static const float log_probs[] = {-0.5f, 0.0f};
     const struct rk_reward_item item = {.prompt = "1 2",
+                                        .prompt_bytes = 3,
                                         .solution_str = "3",
                                         .solution_bytes = 1,
                                         .ground_truth = "[3]",

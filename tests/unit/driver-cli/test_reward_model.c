@@ -43,7 +43,8 @@ static void test_reward_texts_and_scores_match_transformers(void **state)
     for (int64_t i = 0; i < count; i++) {
         const struct rk_json *json = rk_json_at(cases, i), *response = rk_json_find(json, "response");
         struct rk_dataset_row row = {.messages = rk_json_find(json, "messages"),
-                                     .prompt = rk_json_as_string(rk_json_find(json, "prompt"), "")};
+                                     .prompt = rk_json_as_string(rk_json_find(json, "prompt"), ""),
+                                     .prompt_bytes = rk_json_string_bytes(rk_json_find(json, "prompt"))};
         struct rk_reward_item item = {.solution_str = rk_json_as_string(response, NULL),
                                       .solution_bytes = rk_json_string_bytes(response)};
         struct rk_tokenizer_ids ids = {0};

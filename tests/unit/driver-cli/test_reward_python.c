@@ -74,6 +74,7 @@ static struct rk_reward_item item_of(const char *solution, const struct rk_json 
 {
     return (struct rk_reward_item){.data_source = "src",
                                    .prompt = "question",
+                                   .prompt_bytes = strlen("question"),
                                    .solution_str = solution,
                                    .solution_bytes = strlen(solution),
                                    .ground_truth = "right",

@@ -107,6 +107,7 @@ static void test_workers_items_arrive_whole(void **state)
     items[0].solution_bytes = sizeof(with_nul) - 1;
     items[1].data_source = "some/source";
     items[1].prompt = "1 + 1 =\n\"?\"";
+    items[1].prompt_bytes = strlen(items[1].prompt);
     items[1].ground_truth = "2";
     items[1].extra_info = extra_info;
     assert_ok(open_workers(&reward, "ok", "\"num_workers\": 1"));

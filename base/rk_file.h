@@ -1,0 +1,20 @@
+/* Input files: the one way in which files of users are opened for reading. */
+#ifndef RK_FILE_H
+#define RK_FILE_H
+
+#include <stddef.h>
+
+#include "base/rk_status.h"
+
+RK_BEGIN_DECLS
+
+/* Opens a regular file, or what a link to one names. INVALID_ARGUMENT for a directory, pipe, socket or
+ * device: they may have no end, and reading from them may wait for ever. Never waits for a writer. */
+struct rk_status *rk_file_open_read(int *fd, const char *path) RK_NODISCARD;
+/* The whole file, terminated (the terminator is not counted); rk_free it. RESOURCE_EXHAUSTED over max_bytes.
+ */
+struct rk_status *rk_file_read(char **out, size_t *bytes, const char *path, size_t max_bytes) RK_NODISCARD;
+
+RK_END_DECLS
+
+#endif
