@@ -49,17 +49,19 @@ static rk_tensor_t on_device(const struct rk_model_core *core, const struct bias
                         rk_placement_num_elements(bias->placement));
 }
 
-/* scratch: [num_experts] floats, then doubles of the values and their parts. */
+/* scratch: [num_experts] floats, then doubles of the values and their parts. The mean is compared as a sum:
+ * loads are whole numbers, of which the quotient by a number of experts is not. */
 static void move(const struct rk_model_core *core, const struct bias *bias, float *joined, double *values)
 {
     int64_t count = core->config.moe.num_experts;
-    double mean = 0.0, *parts = values + count;
+    double sum = 0.0, *parts = values + count;
 
     rk_hf_wide_join(bias->parts, core->dtype, count, joined);
     for (int64_t e = 0; e < count; e++)
-        mean += bias->loads[e] / (double)count;
+        sum += bias->loads[e];
     for (int64_t e = 0; e < count; e++) {
-        double sign = (double)(mean > bias->loads[e]) - (double)(mean < bias->loads[e]);
+        double load = (double)count * bias->loads[e];
+        double sign = (double)(sum > load) - (double)(sum < load);
 
         values[e] = (double)(float)((double)joined[e] + sign * core->moe.bias_update_rate);
     }

@@ -25,13 +25,16 @@
     " \"shared_expert_intermediate_size\": 16, \"num_experts_per_tok\": 2,"              \
     " \"mlp_only_layers\": [1], " SIZES "}"
 /* Sigmoids, groups and a correction bias. */
-#define SIGMOID                                                                                \
-    "{\"model_type\": \"deepseek_v3\", \"hidden_size\": 32, \"num_hidden_layers\": 3,"         \
-    " \"num_attention_heads\": 4, \"intermediate_size\": 24, \"vocab_size\": 67,"              \
-    " \"max_position_embeddings\": 64, \"initializer_range\": 0.15, \"q_lora_rank\": null,"    \
-    " \"kv_lora_rank\": 12, \"qk_nope_head_dim\": 6, \"qk_rope_head_dim\": 4,"                 \
-    " \"v_head_dim\": 5, \"first_k_dense_replace\": 0, \"n_routed_experts\": 8,"               \
-    " \"num_experts_per_tok\": 2, \"n_group\": 4, \"topk_group\": 2, \"n_shared_experts\": 1," \
+#define SIGMOID     SIGMOID_OF("8", "4", "2")
+#define TEN_EXPERTS SIGMOID_OF("10", "1", "1")
+#define SIGMOID_OF(experts, groups, top_groups)                                             \
+    "{\"model_type\": \"deepseek_v3\", \"hidden_size\": 32, \"num_hidden_layers\": 3,"      \
+    " \"num_attention_heads\": 4, \"intermediate_size\": 24, \"vocab_size\": 67,"           \
+    " \"max_position_embeddings\": 64, \"initializer_range\": 0.15, \"q_lora_rank\": null," \
+    " \"kv_lora_rank\": 12, \"qk_nope_head_dim\": 6, \"qk_rope_head_dim\": 4,"              \
+    " \"v_head_dim\": 5, \"first_k_dense_replace\": 0, \"n_routed_experts\": " experts ","  \
+    " \"num_experts_per_tok\": 2, \"n_group\": " groups ", \"topk_group\": " top_groups     \
+    ", \"n_shared_experts\": 1,"                                                            \
     " \"moe_intermediate_size\": 12}"
 #define DENSE         "{\"model_type\": \"qwen3\", " SIZES "}"
 #define NUM_EXPERTS   8
@@ -489,6 +492,38 @@ static void test_biases_move_towards_even_loads(void **state)
     }
 }
 
+/* Goal: with a number of experts that is no power of two, biases of experts with exactly the mean load stay;
+ * the mean of ten times 31, added up as quotients, is not 31. */
+static void test_biases_of_even_loads_stay(void **state)
+{
+    static const struct {
+        double loads[10], moves[10];
+    } cases[] = {
+        {{31, 31, 31, 31, 31, 31, 31, 31, 31, 31}, {0}},
+        {{32, 30, 31, 31, 31, 31, 31, 31, 31, 31}, {-RATE, RATE}},
+        {{0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, {0}},
+    };
+    const struct layout layout = {.moe = {.updates_bias = true, .bias_update_rate = RATE}};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        double parts[RK_PARAM_WIDE_PARTS][10];
+        struct rk_router_sums *sums;
+        struct rk_test_model test;
+        int64_t bias = 0;
+
+        assert_ok(open_training(&test, TEN_EXPERTS, &layout, NULL));
+        sums = &test.model->train->routers;
+        memcpy(sums->host, cases[i].loads, sizeof(cases[i].loads));
+        assert_ok(rk_train_update_biases(test.model));
+        while (!strstr(rk_model_param_at(test.model, bias)->name, "e_score_correction_bias"))
+            bias++;
+        assert_ok(rk_model_gather_param(test.model, bias, RK_PARAM_VALUE, parts[0]));
+        assert_memory_equal(parts[0], cases[i].moves, sizeof(cases[i].moves));
+        rk_test_model_close(&test);
+    }
+}
+
 /* Goal: without the key, without a rate and with frozen routers biases stay. */
 static void test_biases_stay_unless_they_are_to_move(void **state)
 {
@@ -624,6 +659,7 @@ int main(void)
         cmocka_unit_test(test_gradients_of_losses_equal_differences),
         cmocka_unit_test(test_losses_that_do_not_fit_are_refused),
         cmocka_unit_test(test_biases_move_towards_even_loads),
+        cmocka_unit_test(test_biases_of_even_loads_stay),
         cmocka_unit_test(test_biases_stay_unless_they_are_to_move),
         cmocka_unit_test(test_checkpoint_has_the_biases),
         cmocka_unit_test(test_dense_model_has_no_routers),
