@@ -7,8 +7,8 @@
  *   ppo                  -min(r A, clamp(r) A)            -r A where r A is the smaller or equal, else 0
  *   cispo                -clamp(r) A log_prob             -clamp(r) A
  *   dro                  -(A log_prob - beta/2 (log_prob - old)^2)
- *   gspo                 ppo with r = e^(mean of log_prob - old over the sequence); gradient of each own
- * token
+ *   gspo                 ppo with r = e^(mean of log_prob - old over the sequence); gradient -r A of each own
+ *                        token, r as a constant (GSPO-token)
  *
  * No dual clip, no KL, no entropy. ppo and gspo: thresholds 0.8 and 1.2 unless set; cispo: 0 and 4. The mean
  * of gspo is over the tokens whose sequence_ratio_mask is not 0, over all without that column. Metric

@@ -80,12 +80,24 @@ struct planned {
     int64_t micro_rows; /* 0: 1 */
 };
 
+/* Response tokens at the begin of every row that response_mask leaves out. */
+static int64_t num_hidden;
+
+static void hide(struct rk_batch *batch)
+{
+    int64_t *mask = rk_column_data(rk_batch_find(batch, "response_mask"));
+
+    for (int64_t i = 0; i < ROWS * RESPONSE; i++)
+        mask[i] = mask[i] && i % RESPONSE >= num_hidden;
+}
+
 /* Gives every rank a reference to the chunk of its replica. */
 static void run(struct test_cluster *cluster, const struct planned *call, int32_t dp, struct rk_job **jobs)
 {
     struct rk_batch *batch = make_batch(), *selected, *chunks[TEST_MAX_WORKERS];
     int32_t tp = cluster->num_ranks / dp;
 
+    hide(batch);
     assert_ok(rk_batch_select(&selected, batch, call->columns, NULL));
     assert_ok(rk_batch_chunk(chunks, selected, dp));
     for (int32_t rank = 0; rank < cluster->num_ranks; rank++) {
@@ -647,6 +659,31 @@ static void test_sums_layouts_agree(void **state)
     }
 }
 
+/* Goal: log-probs of response tokens outside of response_mask are 0, the others those of compute_log_prob. */
+static void test_sums_return_log_probs_of_the_mask(void **state)
+{
+    const struct planned call = {"actor", "forward_backward", "{}", "response_mask", sum_columns, 0};
+    float all[ROWS * RESPONSE], masked[ROWS * RESPONSE];
+    struct rk_job *jobs[TEST_MAX_WORKERS];
+    struct test_cluster cluster;
+
+    (void)state;
+    open_actor(&cluster, 1, 1, "");
+    read_log_probs(&cluster, 1, all);
+    num_hidden = 2;
+    run(&cluster, &call, 1, jobs);
+    num_hidden = 0;
+    collect(&cluster, 1, jobs, "log_probs", masked, RESPONSE);
+    destroy_all(&cluster, jobs);
+    for (int64_t i = 0; i < ROWS * RESPONSE; i++) {
+        assert_true(all[i] < 0.0F);
+        all[i] = i % RESPONSE < 2 ? 0.0F : all[i];
+    }
+    assert_close("log_probs", masked, all, ROWS * RESPONSE);
+    assert_true(masked[0] == 0.0F);
+    test_cluster_close(&cluster);
+}
+
 /* Goal: gradients of several calls accumulate until a step uses them; a step with its own learning rate
  * changes the weights, while a step without gradients or with the schedule's rate of 0 does not. */
 static void test_gradients_add_up_until_a_step(void **state)
@@ -846,6 +883,7 @@ int main(void)
         cmocka_unit_test(test_update_dpo_separated_pair_is_refused),
         cmocka_unit_test(test_heads_layouts_agree),
         cmocka_unit_test(test_sums_layouts_agree),
+        cmocka_unit_test(test_sums_return_log_probs_of_the_mask),
         cmocka_unit_test(test_gradients_add_up_until_a_step),
         cmocka_unit_test(test_weighted_sum_and_step_are_an_sft_update),
         cmocka_unit_test(test_bad_sums_are_refused),
