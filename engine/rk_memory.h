@@ -37,6 +37,7 @@ struct rk_memory_plan_desc {
     /* Meshes of a rk_reshard_run for whose moves the model's step arena has the buckets; NULL: none. One of
      * them is the role's. */
     const struct rk_mesh *reshard_source, *reshard_destination;
+    struct rk_model_layout reshard_layout; /* of the source's model, if the role is the destination */
     int64_t reshard_bucket_bytes;
     struct rk_memory_limits limits;
     const struct rk_device *device; /* asked for the workspace of its operators; NULL: the plan has none */

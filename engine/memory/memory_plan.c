@@ -256,7 +256,7 @@ static struct rk_status *run_reshard(struct dry_run *run)
     const struct rk_reshard_link link = {
         .source = desc->reshard_source, .destination = desc->reshard_destination, .rank = desc->rank};
 
-    return rk_reshard_take(run->model, &link, desc->reshard_bucket_bytes);
+    return rk_reshard_take(run->model, &link, &desc->reshard_layout, desc->reshard_bucket_bytes);
 }
 
 /* --- generation --- */

@@ -173,20 +173,23 @@ static struct rk_status *take_buffers(struct rk_reshard_run *run)
 }
 
 struct rk_status *rk_reshard_take(struct rk_model *model, const struct rk_reshard_link *link,
-                                  int64_t bucket_bytes)
+                                  const struct rk_model_layout *source_layout, int64_t bucket_bytes)
 {
     const struct rk_reshard_args args = {.bucket_bytes = bucket_bytes};
     /* Sequence parallelism, which a mesh with etp=1 may need for its passes, does not change the parts. */
-    const struct header header = {.dtype = (int32_t)model->core->dtype,
-                                  .layout = {.sequence_parallel = true}};
+    const struct header destination = {.dtype = (int32_t)model->core->dtype,
+                                       .layout = {.sequence_parallel = true}};
+    struct header source = {.dtype = destination.dtype, .layout = *source_layout};
     bool is_destination = rk_mesh_equal(rk_mesh_comms_mesh(model->core->mesh), link->destination);
     struct rk_reshard_run run = {.args = &args,
                                  .link = link,
                                  .source = is_destination ? NULL : model->core,
                                  .destination = is_destination ? model->core : NULL,
                                  .dtype = model->core->dtype};
-    struct rk_status *st = make_plan(&run, &header, &header);
+    struct rk_status *st;
 
+    source.layout.sequence_parallel = true;
+    st = make_plan(&run, &source, &destination);
     if (!st) {
         rk_step_arena_reset(model->arena);
         st = take_buffers_of(&run, model->arena);

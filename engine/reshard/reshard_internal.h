@@ -39,8 +39,10 @@ struct rk_reshard_run {
 };
 
 /* Allocates from the arena of the model, which is on one side of the link, the memory of a run: for dry runs.
- * The link needs no communicator. */
+ * The link needs no communicator. source_layout: of the other side's model, if that is the source; a
+ * destination, which generates, has no pipeline. */
 struct rk_status *rk_reshard_take(struct rk_model *model, const struct rk_reshard_link *link,
+                                  const struct rk_model_layout *source_layout,
                                   int64_t bucket_bytes) RK_NODISCARD;
 
 /* View [rows, cols] of the elements of a box in a model's memory. */

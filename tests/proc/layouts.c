@@ -10,6 +10,8 @@
 #define CP(n)         LAYOUT_ACTOR "megatron.context_parallel_size=" #n
 #define PP(n)         LAYOUT_ACTOR "megatron.pipeline_model_parallel_size=" #n
 #define VPP(n)        LAYOUT_ACTOR "megatron.virtual_pipeline_model_parallel_size=" #n
+#define LAST_STAGE    "megatron.override_transformer_config.num_layers_in_last_pipeline_stage="
+#define LAST(n)       LAYOUT_ACTOR LAST_STAGE #n
 #define NO_SP         LAYOUT_ACTOR "megatron.sequence_parallel=false"
 #define ROLLOUT_TP(n) LAYOUT_ROLLOUT "tensor_model_parallel_size=" #n
 
@@ -26,6 +28,7 @@ static const struct layout rows[] = {
     {"tp 4, no sequence parallelism", 4, 4, 4, {TP(4), NO_SP}},
     {"tp 2 x pp 2", 4, 2, 2, {TP(2), PP(2)}},
     {"pp 4", 4, 1, 1, {TP(1), PP(4)}},
+    {"pp 3, two layers in the last stage", 3, 1, 1, {TP(1), PP(3), LAST(2)}},
     {"tp 2 x cp 2", 4, 2, 2, {TP(2), CP(2)}},
     {"dp 4", 4, 1, 1, {TP(1)}},
     {"pp 2, vpp 2 x dp 2", 4, 1, 1, {TP(1), PP(2), VPP(2)}},

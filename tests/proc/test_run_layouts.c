@@ -115,8 +115,9 @@ static void test_layouts_of_a_tp_have_the_same_bits_in_strict(void **state)
  * the checkpoint of another layout. */
 static void test_layouts_go_on_from_checkpoints_of_others(void **state)
 {
-    static const char *const others[] = {"tp 2 x pp 2",        "pp 4", "pp 2, vpp 2", "tp 2 x cp 2",
-                                         "pp 2, vpp 2 x dp 2", "tp 2", "cp 2"};
+    static const char *const others[] = {
+        "tp 2 x pp 2",        "pp 4", "pp 2, vpp 2", "tp 2 x cp 2",
+        "pp 2, vpp 2 x dp 2", "tp 2", "cp 2",        "pp 3, two layers in the last stage"};
     const struct layout *one = layout_find("one rank");
     char *straight = run_new(one, NULL);
 

@@ -238,9 +238,30 @@ static struct rk_status *read_bucket(struct rk_model_build *build)
     return NULL;
 }
 
+/* How the pipeline of the role that sends weights is divided. It may not be built yet, or not on this rank.
+ */
+static struct rk_status *read_source_layout(struct rk_model_build *build, const struct rk_role *source)
+{
+    const struct rk_json *options = rk_json_find(build->call->job->options, "update_weights_source");
+    struct rk_model_desc desc = {.layout = {0}};
+    struct rk_json *complete = NULL;
+    struct rk_status *st = NULL;
+
+    if (!rk_json_is_null(options)) {
+        st = rk_method_complete_options(&complete, build->call->job->method, options);
+        if (!st)
+            st = read_layout(&desc, source->mesh, complete);
+    } else if (source->model) {
+        rk_model_describe(source->model, &desc);
+    }
+    build->desc.reshard_layout = desc.layout;
+    rk_json_free(complete);
+    return st ? RK_WRAP(st, "update_weights_source") : NULL;
+}
+
 /* update_weights takes its buckets from the rollout's memory, or from the actor's on ranks without a rollout.
  */
-static void plan_updates(struct rk_model_build *build)
+static struct rk_status *plan_updates(struct rk_model_build *build)
 {
     struct rk_worker *worker = build->call->worker;
     const struct rk_role *role = build->call->role;
@@ -249,19 +270,20 @@ static void plan_updates(struct rk_model_build *build)
     struct rk_mesh_coords coords;
 
     if (!source || !destination || build->share_with || (role != source && role != destination))
-        return;
+        return NULL;
     if (role == source && rk_mesh_find_coords(destination->mesh, worker->rank, &coords))
-        return;
+        return NULL;
     build->desc.reshard_source = source->mesh;
     build->desc.reshard_destination = destination->mesh;
     build->desc.reshard_bucket_bytes = build->bucket_bytes;
+    return role == destination ? read_source_layout(build, source) : NULL;
 }
 
 static struct rk_status *make_plan(struct rk_model_build *build)
 {
     struct rk_method_call *call = build->call;
 
-    plan_updates(build);
+    RK_TRY(plan_updates(build));
     build->desc.struct_size = sizeof(build->desc);
     build->desc.mesh = call->role->mesh;
     build->desc.rank = call->worker->rank;

@@ -196,6 +196,19 @@ static struct rk_json *reward_options(const struct rk_flow_context *ctx)
     return options;
 }
 
+/* Where the actor's pipeline has other shares than equal ones. */
+static void set_weights_source(struct rk_json *options, const struct rk_config *job)
+{
+    struct rk_job_pipeline pipeline = rk_job_pipeline(job, RK_ROLE_ACTOR);
+    struct rk_json *source;
+
+    if (pipeline.vpp <= 1 && pipeline.num_first == 0 && pipeline.num_last == 0)
+        return;
+    source = rk_json_new_object();
+    rk_job_set_layout(source, job, RK_ROLE_ACTOR);
+    rk_json_set(options, "update_weights_source", source);
+}
+
 /* A rollout that shares the actor's weights, or one with separate weights in a separate mesh. */
 static struct rk_json *rollout_options(const struct rk_flow_context *ctx)
 {
@@ -205,6 +218,7 @@ static struct rk_json *rollout_options(const struct rk_flow_context *ctx)
     if (has_weights) {
         rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
         rk_json_set(options, "rollout.load_format", rk_json_new_string("dummy"));
+        set_weights_source(options, ctx->job);
         rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_RESHARD);
     } else {
         rk_json_set(options, "share_weights_of", rk_json_new_string("actor"));
