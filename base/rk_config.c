@@ -154,6 +154,7 @@ static struct rk_status *run_steps(struct rk_config_loader *loader)
     loader->is_partial = loader->num_problems > 0;
     rk_config_apply_environment(loader);
     rk_config_apply_overrides(loader);
+    rk_config_apply_presets(loader);
     rk_config_apply_foreign(loader);
     num_before = loader->num_problems;
     /* Twice, because a reference may stand for a whole section, which then lacks its own defaults. */

@@ -59,8 +59,19 @@ struct rk_config_foreign {
     const char *path; /* '*' matches anything except keys of the table */
     rk_config_foreign_kind_t kind;
     const char *values; /* "false|null|1.0|[]": strings without quotes, else JSON; "*": any */
-    const char *to;   /* "a.b": that key gets the value, "a.b=JSON": this one, unless it is given; or NULL */
+    const char *to;   /* "a.b": that key gets the value, "a.b=JSON": this one, unless it is given; "a.*" of a
+                       * path "b.*": the key has that name, and rows for it are applied; or NULL */
     const char *text; /* one line: the effect; REFUSED: what to use instead */
+};
+
+/* Defaults of another product, where they differ and a file or command line has its form: they come before
+ * the table's. Earlier presets come before later ones. */
+struct rk_config_preset {
+    const char *when;   /* "a|b": one of these members is at the top; "a.b=x|y": that key has one of these
+                         * values; NULL: always */
+    const char *unless; /* not with this member at the top; or NULL */
+    const char *text;   /* JSON object in the other product's terms */
+    const char *name;   /* origin of the values */
 };
 
 struct rk_config_source {
@@ -68,6 +79,13 @@ struct rk_config_source {
     int64_t num_keys;
     const struct rk_config_foreign *foreign;
     int64_t num_foreign;
+    const struct rk_config_preset *presets;
+    int64_t num_presets;
+    /* Told of every row that is applied to a given key, in place of a log line; NULL: warnings are logged.
+     * `to` is the key that got the value, or NULL. */
+    void (*on_foreign)(void *user, const struct rk_config_foreign *row, const char *path,
+                       const struct rk_json *value, const char *to);
+    void *user;
     const char *file; /* path or NULL */
     const char *text; /* instead of a file: JSON text named `text_name` */
     const char *text_name;

@@ -73,11 +73,14 @@ static void report_unknown(struct rk_config_loader *loader, const char *parent, 
 {
     const struct rk_config_place *place;
     struct siblings siblings = {0};
+    char *renamed = rk_config_find_renamed(loader->source, parent);
     const char *suggestion;
 
     rk_config_place_section(loader, path);
     place = rk_config_find_place(loader, path);
     add_siblings(&siblings, loader, parent);
+    if (renamed)
+        add_siblings(&siblings, loader, renamed);
     suggestion = rk_str_suggest(name, (const char *const *)siblings.names.items, siblings.names.count);
     if (!suggestion)
         suggestion = find_elsewhere(loader, name);
@@ -91,6 +94,7 @@ static void report_unknown(struct rk_config_loader *loader, const char *parent, 
     for (int64_t i = 0; i < siblings.names.count; i++)
         rk_free(siblings.names.items[i]);
     rk_array_fini(&siblings.names);
+    rk_free(renamed);
 }
 
 /* --- values --- */
@@ -281,11 +285,17 @@ static bool is_number(const struct rk_json *value)
 /* The list, or text, for which the value is a short form; NULL when it is not one. */
 static struct rk_json *meant_by(const struct rk_config_key *row, const struct rk_json *value)
 {
+    const char *given = rk_config_is_ref(value) ? "" : rk_json_as_string(value, "");
     struct rk_json *meant = NULL;
     char *text;
 
-    if ((row->flags & RK_CONFIG_ONE_OR_LIST) && rk_json_type(value) == RK_JSON_STRING &&
-        !rk_config_is_ref(value)) {
+    if (row->type == RK_CONFIG_LIST && *given == '[') {
+        /* A list that was quoted once too often, as in some of verl's scripts. */
+        struct rk_status *st = rk_json_parse(&meant, given, strlen(given), "list", 0);
+
+        RK_IGNORE(st, "text that is not a list");
+    }
+    if (!meant && *given && (row->flags & RK_CONFIG_ONE_OR_LIST)) {
         meant = rk_json_new_array();
         rk_json_append(meant, rk_json_retain(value));
     }

@@ -90,6 +90,8 @@ static bool takes(const struct rk_config_foreign *row, const struct rk_json *val
 
 /* --- one key --- */
 
+static void apply(struct rk_config_loader *loader, const char *path);
+
 static void remove_path(struct rk_config_loader *loader, const char *path)
 {
     const char *dot = strrchr(path, '.');
@@ -99,18 +101,59 @@ static void remove_path(struct rk_config_loader *loader, const char *path)
     rk_free(parent);
 }
 
+static bool renames(const struct rk_config_foreign *row)
+{
+    return row->to && rk_str_has_suffix(row->to, ".*") && rk_str_has_suffix(row->path, ".*");
+}
+
+char *rk_config_find_renamed(const struct rk_config_source *source, const char *section)
+{
+    size_t bytes = strlen(section);
+
+    for (int64_t i = 0; i < source->num_foreign; i++) {
+        const struct rk_config_foreign *row = &source->foreign[i];
+
+        if (renames(row) && strncmp(row->path, section, bytes) == 0 && strcmp(row->path + bytes, ".*") == 0)
+            return rk_strndup(row->to, strlen(row->to) - 2);
+    }
+    return NULL;
+}
+
+/* The key that gets the value of `path`; NULL: none. rk_free it. */
+static char *target_of(const struct rk_config_foreign *row, const char *path)
+{
+    if (!row->to)
+        return NULL;
+    if (renames(row))
+        return rk_format("%.*s%s", (int)strlen(row->to) - 1, row->to, path + strlen(row->path) - 1);
+    return rk_strndup(row->to, strcspn(row->to, "="));
+}
+
+/* Removes objects that contain only empty objects. */
+static void prune(struct rk_config_loader *loader, char *path)
+{
+    char *dot;
+
+    while ((dot = strrchr(path, '.')) != NULL) {
+        const struct rk_json *parent;
+
+        *dot = '\0';
+        parent = rk_json_find_path(loader->tree, path);
+        if (!parent || rk_json_count(parent) > 0 || rk_map_find(loader->rows, path))
+            return;
+        remove_path(loader, path);
+    }
+}
+
 /* row->to is "KEY" for the value or "KEY=JSON" for another one; a key that is set keeps its value. */
-static void put_instead(struct rk_config_loader *loader, const struct rk_config_foreign *row,
+static void put_instead(struct rk_config_loader *loader, const struct rk_config_foreign *row, const char *to,
                         const struct rk_config_place *place, const struct rk_json *value)
 {
     const char *equals = strchr(row->to, '=');
-    char *to = rk_strndup(row->to, equals ? (size_t)(equals - row->to) : strlen(row->to));
     struct rk_json *instead;
 
-    if (rk_json_find_path(loader->tree, to)) {
-        rk_free(to);
+    if (rk_json_find_path(loader->tree, to))
         return;
-    }
     if (equals) {
         struct rk_status *st = rk_json_parse(&instead, equals + 1, strlen(equals + 1), row->to, 0);
 
@@ -121,7 +164,42 @@ static void put_instead(struct rk_config_loader *loader, const struct rk_config_
     rk_json_set_path(loader->tree, to, instead);
     if (place)
         rk_config_set_place(loader, to, place);
-    rk_free(to);
+}
+
+static bool is_of_a_preset(const struct rk_config_source *source, const struct rk_config_place *place)
+{
+    for (int64_t i = 0; place && !place->doc && i < source->num_presets; i++) {
+        if (strcmp(place->text, source->presets[i].name) == 0)
+            return true;
+    }
+    return false;
+}
+
+static void tell(const struct rk_config_loader *loader, const struct rk_config_foreign *row, const char *path,
+                 const struct rk_json *value, const char *to)
+{
+    const struct rk_config_place *place = rk_config_find_place(loader, path);
+    char *text = rk_json_describe(value), *where = place ? rk_config_place_text(place) : rk_strdup("job");
+
+    if (is_of_a_preset(loader->source, place))
+        RK_DEBUG_LOG("%s: %s=%s: %s", where, path, text, row->text);
+    else if (loader->source->on_foreign)
+        loader->source->on_foreign(loader->source->user, row, path, value, to);
+    else if (row->kind == RK_CONFIG_FOREIGN_IGNORED)
+        RK_WARN("%s: %s=%s has no effect: %s", where, path, text, row->text);
+    else if (to)
+        RK_INFO("%s: %s=%s: %s", where, path, text, row->text);
+    rk_free(where);
+    rk_free(text);
+}
+
+/* The key that got the value may be another product's as well; but a value in place of a section
+ * ("algorithm=sft") is not done with before its members are known. */
+static bool continues_at(const struct rk_config_foreign *row, const char *to)
+{
+    size_t bytes = strlen(row->path);
+
+    return !strchr(row->to, '=') && !(strncmp(to, row->path, bytes) == 0 && to[bytes] == '.');
 }
 
 static void apply_row(struct rk_config_loader *loader, const struct rk_config_foreign *row, const char *path,
@@ -129,18 +207,31 @@ static void apply_row(struct rk_config_loader *loader, const struct rk_config_fo
 {
     const struct rk_config_place *place = rk_config_find_place(loader, path);
     struct rk_json *copy = rk_json_clone(value);
-    char *text = rk_json_describe(value), *where = place ? rk_config_place_text(place) : rk_strdup("job");
+    char *to = row->kind == RK_CONFIG_FOREIGN_SAME ? target_of(row, path) : NULL;
 
-    if (row->kind == RK_CONFIG_FOREIGN_IGNORED)
-        RK_WARN("%s: %s=%s has no effect: %s", where, path, text, row->text);
+    tell(loader, row, path, value, to);
     remove_path(loader, path);
-    if (row->kind == RK_CONFIG_FOREIGN_SAME && row->to) {
-        RK_INFO("%s: %s=%s: %s", where, path, text, row->text);
-        put_instead(loader, row, place, copy);
+    if (to)
+        put_instead(loader, row, to, place, copy);
+    if (to && continues_at(row, to)) {
+        apply(loader, to);
+        if (!rk_json_find_path(loader->tree, to))
+            prune(loader, to);
     }
     rk_json_free(copy);
-    rk_free(where);
-    rk_free(text);
+    rk_free(to);
+}
+
+/* A renamed key that has neither a row nor a place in the table stays as it is, and is unknown. */
+static bool leads_nowhere(const struct rk_config_loader *loader, const struct rk_config_foreign *row,
+                          const char *path)
+{
+    char *to = renames(row) ? target_of(row, path) : NULL;
+    bool is_known = !to || rk_map_find(loader->rows, to) || rk_map_find(loader->sections, to) ||
+                    rk_config_find_foreign(loader->source, to);
+
+    rk_free(to);
+    return !is_known;
 }
 
 /* No row matches the value, or the matching row refuses it. */
@@ -175,10 +266,12 @@ static void apply(struct rk_config_loader *loader, const char *path)
     const struct rk_json *value = rk_json_find_path(loader->tree, path);
     bool is_own = rk_map_find(loader->rows, path) != NULL, is_known = false;
 
-    for (int64_t i = 0; i < source->num_foreign; i++) {
+    for (int64_t i = 0; value && i < source->num_foreign; i++) {
         const struct rk_config_foreign *row = &source->foreign[i];
 
         if (!matches(row, path) || (is_own && (is_pattern(row) || !row->to)))
+            continue;
+        if (leads_nowhere(loader, row, path))
             continue;
         is_known = true;
         if (!takes(row, value))
@@ -189,7 +282,7 @@ static void apply(struct rk_config_loader *loader, const char *path)
             apply_row(loader, row, path, value);
         return;
     }
-    if (is_known && !is_own)
+    if (value && is_known && !is_own)
         refuse(loader, path, value);
 }
 
@@ -258,22 +351,6 @@ static void list_paths(const struct rk_config_loader *loader, const struct rk_js
         } else {
             rk_array_append(&out->items, member);
         }
-    }
-}
-
-/* Removes objects that contain only empty objects. */
-static void prune(struct rk_config_loader *loader, char *path)
-{
-    char *dot;
-
-    while ((dot = strrchr(path, '.')) != NULL) {
-        const struct rk_json *parent;
-
-        *dot = '\0';
-        parent = rk_json_find_path(loader->tree, path);
-        if (!parent || rk_json_count(parent) > 0 || rk_map_find(loader->rows, path))
-            return;
-        remove_path(loader, path);
     }
 }
 

@@ -4,6 +4,7 @@
  *   rk_config_files.c     the files of that tree
  *   rk_config_sources.c   environment and flags over it, defaults under it
  *   rk_config_value.c     values of flags
+ *   rk_config_presets.c   defaults of another product
  *   rk_config_foreign.c   keys of another product
  *   rk_config_refs.c      "${...}" values
  *   rk_config_check.c     the result against the key table
@@ -50,7 +51,10 @@ struct rk_config_loader {
 struct rk_status *rk_config_resolve(struct rk_config_loader *loader) RK_NODISCARD;
 void rk_config_apply_environment(struct rk_config_loader *loader);
 void rk_config_apply_overrides(struct rk_config_loader *loader);
+void rk_config_apply_presets(struct rk_config_loader *loader);
 void rk_config_apply_foreign(struct rk_config_loader *loader);
+/* The section that a row renames `section` to, without ".*"; NULL: none. rk_free it. */
+char *rk_config_find_renamed(const struct rk_config_source *source, const char *section);
 /* Applies rows to values at a place where `path` needs a section. */
 void rk_config_expand_parents(struct rk_config_loader *loader, const char *path);
 /* Applies a row to a value for a section that has members, which are kept. False, without taking the value,

@@ -41,7 +41,9 @@ static struct rk_status *load_with(struct rk_config **out, struct rk_cli *cli,
         return rk_job_load(out, args->path, keys, num_keys);
     if (!cli->job_text)
         RK_TRY(rk_load_stdin(&cli->job_text, JOB_BYTES_MAX));
-    return rk_job_load_text(out, cli->job_text, args->name, keys, num_keys);
+    return rk_job_load_from(
+        out, &(struct rk_job_source){
+                 .text = cli->job_text, .name = args->name, .overrides = keys, .num_overrides = num_keys});
 }
 
 struct rk_status *rk_cli_load_job(struct rk_config **out, struct rk_cli *cli, int64_t first,

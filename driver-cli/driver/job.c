@@ -69,28 +69,31 @@ static const struct {
     [RK_JOB_KNOBS_SAMPLING] = {sampling_knobs, RK_ARRAY_LEN(sampling_knobs)},
 };
 
-static struct rk_status *load(struct rk_config **out, struct rk_config_source source)
+struct rk_status *rk_job_load_from(struct rk_config **out, const struct rk_job_source *from)
 {
-    source.keys = keys;
-    source.num_keys = RK_ARRAY_LEN(keys);
-    source.env_prefix = "RANKCTL_JOB";
+    struct rk_config_source source = {
+        .keys = keys,
+        .num_keys = RK_ARRAY_LEN(keys),
+        .on_foreign = from->on_foreign,
+        .user = from->user,
+        .file = from->path,
+        .text = from->text,
+        .text_name = from->name,
+        .env_prefix = "RANKCTL_JOB",
+        .overrides = from->overrides,
+        .num_overrides = from->num_overrides,
+    };
+
     source.foreign = rk_job_verl_keys(&source.num_foreign);
+    source.presets = rk_job_verl_presets(from->is_verl_sft, &source.num_presets);
     return rk_config_load(out, &source);
 }
 
 struct rk_status *rk_job_load(struct rk_config **out, const char *path, const char *const *overrides,
                               int64_t num_overrides)
 {
-    return load(
-        out, (struct rk_config_source){.file = path, .overrides = overrides, .num_overrides = num_overrides});
-}
-
-struct rk_status *rk_job_load_text(struct rk_config **out, const char *text, const char *name,
-                                   const char *const *overrides, int64_t num_overrides)
-{
-    return load(out,
-                (struct rk_config_source){
-                    .text = text, .text_name = name, .overrides = overrides, .num_overrides = num_overrides});
+    return rk_job_load_from(
+        out, &(struct rk_job_source){.path = path, .overrides = overrides, .num_overrides = num_overrides});
 }
 
 static struct rk_json *resolved(const struct rk_json *path, const char *dir)

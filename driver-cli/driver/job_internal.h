@@ -42,9 +42,20 @@
 /* Reads the file (NULL: none), then the environment (RANKCTL_JOB_<KEY>), then the overrides ("a.b=VALUE"). */
 struct rk_status *rk_job_load(struct rk_config **out, const char *path, const char *const *overrides,
                               int64_t num_overrides) RK_NODISCARD;
-/* The same of JSON text that messages call `name`. */
-struct rk_status *rk_job_load_text(struct rk_config **out, const char *text, const char *name,
-                                   const char *const *overrides, int64_t num_overrides) RK_NODISCARD;
+/* The same from other sources, and with other defaults. */
+struct rk_job_source {
+    const char *path, *text; /* a file, or JSON text; both NULL: none */
+    const char *name;        /* of the text, for messages */
+    bool is_verl_sft;        /* verl's defaults of its SFT trainer come before those of job_keys.def; a job
+                              * that has its sections gets them without this */
+    const char *const *overrides;
+    int64_t num_overrides;
+    /* As in struct rk_config_source. */
+    void (*on_foreign)(void *user, const struct rk_config_foreign *row, const char *path,
+                       const struct rk_json *value, const char *to);
+    void *user;
+};
+struct rk_status *rk_job_load_from(struct rk_config **out, const struct rk_job_source *source) RK_NODISCARD;
 /* Checks the keys together and with the number of daemons, 0: unknown. INVALID_ARGUMENT with all problems,
  * one per line; warns of keys without effect that are no mistake. */
 struct rk_status *rk_job_check(const struct rk_config *job, int32_t world_size) RK_NODISCARD;
@@ -54,6 +65,7 @@ struct rk_status *rk_job_check(const struct rk_config *job, int32_t world_size) 
 struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *dir);
 /* verl's other keys (verl_keys.def), and the page about them (docs/verl.md). */
 const struct rk_config_foreign *rk_job_verl_keys(int64_t *count);
+const struct rk_config_preset *rk_job_verl_presets(bool is_sft, int64_t *count);
 void rk_job_format_verl_keys(struct rk_str *out);
 /* The input of rk_reward_create: the section reward with verl's older custom_reward_function moved into it,
  * and a name. The caller frees it. */

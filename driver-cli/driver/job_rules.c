@@ -166,6 +166,24 @@ static void check_betas_of(const struct rk_config *job, const char *key, struct 
         rk_str_appendf(problems, "%s: expected two numbers from 0 up to (not including) 1\n", key);
 }
 
+static void check_min_lr_of(const struct rk_config *job, const char *section, struct rk_str *problems)
+{
+    char *ratio = rk_format("%soptim.min_lr_ratio", section), *min_lr = rk_format("%soptim.min_lr", section);
+
+    if (!rk_config_is_null(job, ratio) && rk_config_real(job, ratio) > 0 && rk_config_real(job, min_lr) > 0)
+        rk_str_appendf(problems, "%s=%g and %s=%g: expected one of them\n", min_lr,
+                       rk_config_real(job, min_lr), ratio, rk_config_real(job, ratio));
+    rk_free(ratio);
+    rk_free(min_lr);
+}
+
+static void check_min_lr(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    (void)world_size;
+    check_min_lr_of(job, RK_JOB_ACTOR, problems);
+    check_min_lr_of(job, RK_JOB_CRITIC, problems);
+}
+
 static void check_betas(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     (void)world_size;
@@ -355,6 +373,7 @@ static const struct rk_job_rule rules[] = {
     {"reward model", rk_job_reward_model_check, false},
     {"distillation", rk_job_distill_check, false},
     {"betas", check_betas, false},
+    {"min_lr", check_min_lr, false},
     {"recompute", check_recompute, false},
     {"rollout correction", rk_job_rollout_correction_check, false},
     {"old log-prob", rk_job_old_log_prob_check, false},

@@ -3,16 +3,32 @@
 #include "base/rk_knobs.h"
 #include "driver-cli/driver/job_internal.h"
 #include "driver-cli/driver/verl_keys.def"
+#include "driver-cli/driver/verl_sft_keys.def"
 
 #include <string.h>
 
 static const struct rk_config_foreign rows[] = {
 #define ROW(kind, path, values, to, text) {path, RK_CONFIG_FOREIGN_##kind, values, to, text},
 #define HEADING(text)
-    RK_VERL_KEY_TABLE(ROW, HEADING)
+    RK_VERL_KEY_TABLE(ROW, HEADING) RK_VERL_SFT_KEY_TABLE(ROW, HEADING)
 #undef HEADING
 #undef ROW
 };
+
+/* The defaults of the SFT trainer, for a job with its sections, or for any (given: always). */
+#define PRESET(when, unless, text) {when, unless, text, "verl's default"},
+static const struct rk_config_preset of_sft_sections[] = {
+    RK_VERL_SFT_PRESETS(PRESET, "model|optim|engine|checkpoint", "actor_rollout_ref")};
+static const struct rk_config_preset of_sft[] = {RK_VERL_SFT_PRESETS(PRESET, NULL, NULL)};
+#undef PRESET
+
+const struct rk_config_preset *rk_job_verl_presets(bool is_sft, int64_t *count)
+{
+    _Static_assert(RK_ARRAY_LEN(of_sft_sections) == RK_ARRAY_LEN(of_sft), "the same rows");
+
+    *count = RK_ARRAY_LEN(of_sft);
+    return is_sft ? of_sft : of_sft_sections;
+}
 
 const struct rk_config_foreign *rk_job_verl_keys(int64_t *count)
 {
@@ -49,7 +65,8 @@ static void format_row(struct rk_str *out, const struct rk_config_foreign *row)
 static const char intro[] =
     "# verl's keys\n"
     "\n"
-    "Made by `rankctl config verl` from `driver-cli/driver/verl_keys.def`; do not edit.\n"
+    "Made by `rankctl config verl` from `driver-cli/driver/verl_keys.def` and `verl_sft_keys.def`; do not "
+    "edit.\n"
     "\n"
     "A job takes verl's keys, in its file and on the command line of `rankctl run JOB.json KEY=VALUE...`, "
     "where\n"
@@ -60,7 +77,8 @@ static const char intro[] =
     "tables\n"
     "below have verl's other keys, and values that only verl has; `*` stands for anything. The first row "
     "that\n"
-    "matches key and value is used. Other keys are refused, with the name of a similar one.\n";
+    "matches key and value is used, and `a.*` in place of `b.*` renames a key. Other keys are refused, with "
+    "the name of a similar one.\n";
 
 void rk_job_format_verl_keys(struct rk_str *out)
 {
@@ -70,6 +88,7 @@ void rk_job_format_verl_keys(struct rk_str *out)
 #define HEADING(text) \
     rk_str_append(out, "\n## " text "\n\n| key | value | | in rankd |\n|---|---|---|---|\n");
     RK_VERL_KEY_TABLE(ROW, HEADING)
+    RK_VERL_SFT_KEY_TABLE(ROW, HEADING)
 #undef HEADING
 #undef ROW
 }

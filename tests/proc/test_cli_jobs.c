@@ -29,7 +29,9 @@ static struct outcome run_shell(const char *script)
     " actor_rollout_ref.actor.ppo_mini_batch_size=2 actor_rollout_ref.actor.use_dynamic_bsz=True"    \
     " algorithm.adv_estimator=grpo reward.name=digits trainer.total_training_steps=1 trainer.logger=[]"
 
-#define JSON "'{\"trainer\": {\"project_name\": \"piped\"}, \"data\": {\"train_files\": [\"x.jsonl\"]}}'"
+#define JSON                                                                                 \
+    "'{\"trainer\": {\"project_name\": \"piped\"}, \"model\": {\"path\": \"m\"}, \"data\": " \
+    "{\"train_files\": [\"x.jsonl\"]}}'"
 
 struct shell_case {
     const char *script;
@@ -55,8 +57,8 @@ static const struct shell_case cases[] = {
      0, "standard input", NULL},
     {"$rankctl run --local 1 --run-dir \"$dir\"" KEYS " && test -f \"$dir/hf/model.safetensors\"", 0, NULL,
      "memory plan of rank"},
-    {"HOME=" DIGITS " $rankctl config check data.train_files='~/train.jsonl'", 0, "command line is fine",
-     NULL},
+    {"HOME=" DIGITS " $rankctl config check model.path=m data.train_files='~/train.jsonl'", 0,
+     "command line is fine", NULL},
 };
 
 static void test_jobs_that_are_not_files(void **state)

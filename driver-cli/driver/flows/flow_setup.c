@@ -114,6 +114,19 @@ static void set_topk(struct rk_json *options, const struct rk_config *job)
         rk_job_copy_value(options, "topk", job, RK_KNOB_DISTILL "topk");
 }
 
+/* The schedule of a role that trains; a lowest rate that is a share of lr becomes a rate. */
+static void set_schedule(struct rk_json *options, const struct rk_flow_context *ctx, const char *section)
+{
+    char *ratio = rk_format("%soptim.min_lr_ratio", section), *lr = rk_format("%soptim.lr", section);
+
+    rk_json_set(options, "optim.total_training_steps", rk_json_new_int(ctx->total_steps));
+    if (!rk_config_is_null(ctx->job, ratio) && rk_config_real(ctx->job, ratio) > 0)
+        rk_json_set(options, "optim.min_lr",
+                    rk_json_new_real(rk_config_real(ctx->job, ratio) * rk_config_real(ctx->job, lr)));
+    rk_free(ratio);
+    rk_free(lr);
+}
+
 static struct rk_json *actor_options(const struct rk_flow_context *ctx)
 {
     struct rk_json *options = model_options(ctx);
@@ -123,7 +136,7 @@ static struct rk_json *actor_options(const struct rk_flow_context *ctx)
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_RECOMPUTE);
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_MOE);
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_ROUTER);
-    rk_json_set(options, "optim.total_training_steps", rk_json_new_int(ctx->total_steps));
+    set_schedule(options, ctx, RK_JOB_ACTOR);
     set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx, RK_ROLE_ACTOR, rk_job_actor_micro(ctx->job));
     set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, RK_ROLE_ACTOR,
                    rk_job_log_prob_micro(ctx->job, RK_JOB_ROLLOUT));
@@ -163,7 +176,7 @@ static struct rk_json *critic_options(const struct rk_flow_context *ctx)
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_RECOMPUTE);
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_MOE);
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_ROUTER);
-    rk_json_set(options, "optim.total_training_steps", rk_json_new_int(ctx->total_steps));
+    set_schedule(options, ctx, RK_JOB_CRITIC);
     set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx, RK_ROLE_CRITIC, rk_job_critic_micro(ctx->job));
     set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, RK_ROLE_CRITIC,
                    rk_job_values_micro(ctx->job));
