@@ -1,7 +1,9 @@
 /* Patterns of tokenizer.json are written for Oniguruma (Ruby's syntax). This file rewrites constructs with a
  * different syntax in PCRE2, and refuses those that PCRE2 would silently interpret differently: named
- * character sets differ
- * (\s, \w), sets in sets and intersections are unknown to PCRE2, and some options have other letters. */
+ * character sets differ (\s, \w), and some options have other letters. Sets in sets and intersections, which
+ * PCRE2 does not have, become groups that match one character: [a[bc]] is (?>[a]|[bc]), [a&&b] is
+ * (?:(?=[a])[b]), and [^a&&b] is (?:(?!(?=[a])[b])\p{Any}). The groups of alternatives are atomic, so that
+ * they do not add backtracking. */
 #include "driver-cli/driver/tokenizer/tokenizer_internal.h"
 
 #include <string.h>
@@ -17,7 +19,7 @@ static const struct {
     {'s', "[" SPACES "]", SPACES},
     {'S', "[^" SPACES "]", "\\P{White_Space}"},
     {'w', "[" WORDS "]", WORDS},
-    {'W', "[^" WORDS "]", NULL},
+    {'W', "[^" WORDS "]", NULL}, /* in a set: a set of its own */
     {'h', "[0-9A-Fa-f]", "0-9A-Fa-f"},
     {'H', "[^0-9A-Fa-f]", NULL},
     {'v', "\\x0b", "\\x0b"},
@@ -29,12 +31,20 @@ static const struct {
 static const char same_outside[] = "dDAzZGRXKNntrfaexk0123456789";
 static const char same_inside[] = "dDntrfaex01234567";
 
+#define NESTING_MAX 16 /* of sets in sets */
+
 struct translation {
     struct rk_str *out;
     const char *pattern;
     size_t bytes, at;
     bool is_in_set;
-    size_t set_begin; /* offset after the "[" or "[^" of the set */
+    int nesting;
+};
+
+/* One side of an intersection. */
+struct operand {
+    struct rk_str members; /* what stands between the brackets of a set of PCRE2 */
+    struct rk_str sets;    /* "|SET|SET" */
 };
 
 static struct rk_status *refuse(const struct translation *t, const char *what)
@@ -101,19 +111,136 @@ static struct rk_status *translate_escape(struct translation *t)
     return NULL;
 }
 
-static struct rk_status *translate_in_set(struct translation *t)
-{
-    char c = char_at(t, t->at);
+/* --- sets --- */
 
-    if (c == '[')
-        return refuse(t, "set in a set");
-    if (c == '&' && char_at(t, t->at + 1) == '&')
-        return refuse(t, "intersection of sets");
-    if (c == ']' && t->at == t->set_begin)
-        return refuse(t, "empty set");
-    t->is_in_set = c != ']';
+static struct rk_status *translate_set(struct translation *t, struct rk_str *out);
+
+static void append(struct rk_str *out, const struct rk_str *text)
+{
+    rk_str_append_bytes(out, rk_str_text(text), text->bytes);
+}
+
+/* Appends a pattern that matches one character of the operand. */
+static void close_operand(struct operand *operand, bool is_negated, struct rk_str *out)
+{
+    if (operand->sets.bytes > 0)
+        rk_str_append(out, "(?>");
+    if (operand->members.bytes > 0) {
+        rk_str_append(out, is_negated ? "[^" : "[");
+        append(out, &operand->members);
+        rk_str_append(out, "]");
+    }
+    if (operand->sets.bytes > 0) {
+        size_t begin = operand->members.bytes == 0; /* without the first bar */
+
+        rk_str_append_bytes(out, operand->sets.text + begin, operand->sets.bytes - begin);
+        rk_str_append(out, ")");
+    }
+    rk_str_clear(&operand->members);
+    rk_str_clear(&operand->sets);
+}
+
+/* A set, or an escape that stands for one, at t->at. */
+static struct rk_status *translate_nested(struct translation *t, struct operand *operand)
+{
+    struct rk_status *st;
+
+    if (operand->members.bytes > 0 && t->pattern[t->at - 1] == '-' && t->pattern[t->at - 2] != '\\')
+        return refuse(t, "range that ends with a set");
+    rk_str_append(&operand->sets, "|");
+    if (t->pattern[t->at] == '\\') {
+        rk_str_append(&operand->sets, t->pattern[t->at + 1] == 'W' ? "[^" WORDS "]" : "[^0-9A-Fa-f]");
+        t->at += 2;
+        return NULL;
+    }
+    if (char_at(t, t->at + 1) == ':')
+        return refuse(t, "POSIX class");
+    if (++t->nesting > NESTING_MAX)
+        return refuse(t, "sets nested too deeply");
+    st = translate_set(t, &operand->sets);
+    t->nesting--;
+    if (!st && char_at(t, t->at) == '-' && char_at(t, t->at + 1) != ']')
+        return refuse(t, "range that begins with a set");
+    return st;
+}
+
+/* A set of PCRE2 must not begin with "^", which follows a set here, and [.a.], [:a:] and [=a=] are POSIX's.
+ */
+static void copy_member(struct translation *t)
+{
+    if (t->out->bytes == 0 && t->pattern[t->at] != '\0' && strchr("^.:=", t->pattern[t->at]))
+        rk_str_append(t->out, "\\");
     copy(t, 1);
+}
+
+/* The members of one operand, up to "&&" or "]". */
+static struct rk_status *translate_operand(struct translation *t, struct operand *operand)
+{
+    size_t begin = t->at;
+
+    t->out = &operand->members;
+    t->is_in_set = true;
+    for (;;) {
+        char c = char_at(t, t->at), next = char_at(t, t->at + 1);
+
+        if (t->at >= t->bytes)
+            return refuse(t, "set without end");
+        if (c == ']' || (c == '&' && next == '&'))
+            return t->at == begin ? refuse(t, c == ']' ? "empty set" : "intersection with an empty set")
+                                  : NULL;
+        if (c == '[' || (c == '\\' && (next == 'W' || next == 'H')))
+            RK_TRY(translate_nested(t, operand));
+        else if (c == '\\')
+            RK_TRY(translate_escape(t));
+        else
+            copy_member(t);
+        t->out = &operand->members;
+        t->is_in_set = true;
+    }
+}
+
+static struct rk_status *translate_operands(struct translation *t, bool is_negated, struct operand *operand,
+                                            struct rk_str *out)
+{
+    for (bool is_last = false; !is_last;) {
+        RK_TRY(translate_operand(t, operand));
+        is_last = t->pattern[t->at] == ']';
+        if (is_last && out->bytes == 0 && operand->sets.bytes == 0) { /* a set of PCRE2 */
+            close_operand(operand, is_negated, out);
+            return NULL;
+        }
+        if (out->bytes == 0)
+            rk_str_append(out, is_negated ? "(?:(?!" : "(?:");
+        if (!is_last)
+            rk_str_append(out, "(?=");
+        close_operand(operand, false, out);
+        if (!is_last)
+            rk_str_append(out, ")");
+        t->at += is_last ? 0 : 2;
+    }
+    rk_str_append(out, is_negated ? ")\\p{Any})" : ")");
     return NULL;
+}
+
+/* A set from its "[" on. */
+static struct rk_status *translate_set(struct translation *t, struct rk_str *out)
+{
+    struct rk_str *outer = t->out, set = {0};
+    struct operand operand = {.members = {0}};
+    bool is_negated = char_at(t, t->at + 1) == '^';
+    struct rk_status *st;
+
+    t->at += is_negated ? 2 : 1;
+    st = translate_operands(t, is_negated, &operand, &set);
+    if (!st)
+        append(out, &set);
+    t->at++;
+    t->out = outer;
+    t->is_in_set = false;
+    rk_str_fini(&operand.members);
+    rk_str_fini(&operand.sets);
+    rk_str_fini(&set);
+    return st;
 }
 
 /* "(?" constructs with the same meaning in both: groups, lookaround, comments, and the options i and x, which
@@ -145,18 +272,12 @@ static struct rk_status *translate_one(struct translation *t)
 
     if (c == '\\')
         return translate_escape(t);
-    if (t->is_in_set)
-        return translate_in_set(t);
     if (c == '(')
         return translate_group(t);
     if (c == '}' && char_at(t, t->at + 1) == '+')
         return refuse(t, "'+' behind a counted repetition");
-    if (c == '[') {
-        t->is_in_set = true;
-        copy(t, char_at(t, t->at + 1) == '^' ? 2 : 1);
-        t->set_begin = t->at;
-        return NULL;
-    }
+    if (c == '[')
+        return translate_set(t, t->out);
     copy(t, 1);
     return NULL;
 }

@@ -8,6 +8,7 @@ NAME.json            a tokenizer
 NAME.cases.json      texts with their ids and what these decode to
 fragments.json       what the 3,000 texts are made of; text() below and the test make the same texts of it
 hashes.json          NAME: 4 hex digits a text, of everything that is done with it
+sets.json            random patterns of sets, and texts in which their matches are replaced by "#"
 """
 import hashlib
 import json
@@ -33,6 +34,11 @@ O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}
 DEEPSEEK = [r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+",
             r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
             r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""]
+
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+HAN_APART = (r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?" + UPPER + "*" + LOWER + r"+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?" +
+             UPPER + "+" + LOWER + r"*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+             r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. It's what they've said, isn't it?",
@@ -355,9 +361,59 @@ def o200k():
     return tok
 
 
+def set_intersection():
+    """Kimi's and Moonlight's construct."""
+    tok = Tokenizer(models.BPE())
+    tok.pre_tokenizer = pre_tokenizers.Sequence([split(HAN_APART), BYTES_ONLY])
+    tok = byte_level(tok)
+    tok.decoder = decoders.ByteLevel()
+    return tok
+
+
+def set_in_set():
+    """Bloom's construct."""
+    tok = Tokenizer(models.BPE())
+    tok.pre_tokenizer = pre_tokenizers.Sequence([split(r" ?[^(\s|[.,!?…。，、।۔،])]+"), split(r"[\W&&[^\s[*#]]]{2,}"), BYTES_ONLY])
+    tok = byte_level(tok)
+    tok.decoder = decoders.ByteLevel()
+    return tok
+
+
+NUM_SET_PATTERNS = 250
+SET_ITEMS = ["a", "b-f", "x", "0-9", "5", "_", ".", ",", "é", "一-龥", "А-я", r"\s", r"\w", r"\d", r"\h", r"\S", r"\W", r"\H", r"\p{L}",
+             r"\p{Han}", r"\P{Lu}", r"\p{^N}", r"\-", r"\]", r"\[", r"\n", "(", "|", "*", "&", "^", "#", "😀"]
+SET_CHARACTERS = "abcdefxyzAFZ0159_.,-[]()|*&^#é中文龥АяЖ \n\t!😀²ß"
+
+
+def random_set(rng, depth=0):
+    operands = []
+    for _ in range([1, 1, 1, 2, 2, 3][rng.below(6)]):
+        operand = ""
+        for _ in range(rng.below(3) + 1):
+            if depth < 2 and rng.below(4) == 0:
+                operand += random_set(rng, depth + 1)
+            else:
+                item = SET_ITEMS[rng.below(len(SET_ITEMS))]
+                operand += r"\&" if item == "&" and (not operand or operand[-1] == "&") else item
+        operands.append(r"\^" + operand[1:] if operand[0] == "^" else operand)
+    return "[" + ("^" if rng.below(3) == 0 else "") + "&&".join(operands) + "]"
+
+
+def set_rows():
+    rng, rows = Rng(77), []
+    while len(rows) < NUM_SET_PATTERNS:
+        pattern = random_set(rng) + ["", "+", "{2}", "?x"][rng.below(4)] + (random_set(rng) if rng.below(3) == 0 else "")
+        if "&&&" in pattern or "&]" in pattern:
+            continue
+        texts = ["".join(SET_CHARACTERS[rng.below(len(SET_CHARACTERS))] for _ in range(24)) for _ in range(2)]
+        replace = normalizers.Replace(Regex(pattern), "#")
+        rows.append([pattern] + [[content, replace.normalize_str(content)] for content in texts])
+    return rows
+
+
 SHAPES = {"gpt2": lambda: build_old("gpt2"), "llama3": lambda: build_old("llama3"), "qwen2": lambda: build_old("qwen2")}
 for function in (llama2, mistral, metaspace, metaspace_first, gemma, deepseek, deepseek_coder, roberta, falcon, phi, classic,
-                 o200k):
+                 o200k, set_intersection, set_in_set):
     SHAPES[function.__name__] = function
 
 
@@ -403,6 +459,7 @@ def main():
         hashes[name] = "".join(digest(tok, seed) for seed in range(NUM_TEXTS))
         check_transformers(tok, name)
         print(name, tok.get_vocab_size())
+    (out / "sets.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in set_rows()) + "\n]\n")
     (out / "fragments.json").write_text(json.dumps(FRAGMENTS, ensure_ascii=True))
     (out / "hashes.json").write_text(json.dumps(hashes) + "\n")
     manifest = {"tokenizers": tokenizers.__version__, "transformers": transformers.__version__,

@@ -310,9 +310,12 @@ static void test_create_bad_file_is_refused_by_name(void **state)
 
 /* Patterns that PCRE2 interprets differently from Oniguruma or rejects. */
 static const char *const bad_regexes[] = {
-    "(",         "[a-z&&[^b]]", "[[a-z]]",     "(?m:a.b)",    "(?s)a",  "a(?i)b",
-    "(*ACCEPT)", "a{1,2}+",     "\\\\Qa\\\\E", "\\\\p{Nope}", "\\\\pL", "[\\\\W]",
-    "(?R)",      "\\\\C",       "[]",          "(?#",         "\\\\",
+    "(",           "[a&&]",       "[&&a]",      "(?m:a.b)",
+    "(?s)a",       "a(?i)b",      "(*ACCEPT)",  "a{1,2}+",
+    "\\\\Qa\\\\E", "\\\\p{Nope}", "\\\\pL",     "[a-[b]]",
+    "(?R)",        "\\\\C",       "[]",         "(?#",
+    "\\\\",        "[[:alpha:]]", "[[a]-z]",    "[[a]",
+    "[a&&[b]",     "[a&&[]]",     "[a&&\\\\B]", "[[[[[[[[[[[[[[[[[[[[a]]]]]]]]]]]]]]]]]]]]",
 };
 
 static void test_create_bad_regex_is_refused_with_the_pattern(void **state)

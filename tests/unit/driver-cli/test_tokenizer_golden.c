@@ -15,8 +15,9 @@
 #define DIGEST_BITS 16
 
 static const char *const shapes[] = {
-    "gpt2",     "llama3",         "qwen2",   "llama2", "mistral", "metaspace", "metaspace_first", "gemma",
-    "deepseek", "deepseek_coder", "roberta", "falcon", "phi",     "classic",   "o200k",
+    "gpt2",  "llama3",           "qwen2",          "llama2",  "mistral", "metaspace", "metaspace_first",
+    "gemma", "deepseek",         "deepseek_coder", "roberta", "falcon",  "phi",       "classic",
+    "o200k", "set_intersection", "set_in_set",
 };
 
 static struct rk_json *read_json(const char *name)
@@ -100,6 +101,66 @@ static void test_cases_equal_reference(void **state)
         rk_tokenizer_destroy(tokenizer);
         rk_free(name);
     }
+}
+
+/* --- sets --- */
+
+/* A tokenizer that replaces matches of the pattern in front of a vocabulary of all bytes. */
+static struct rk_tokenizer *open_replacing(const struct rk_json *gpt2, const struct rk_json *pattern)
+{
+    struct rk_json *root = rk_json_clone(gpt2), *normalizer = rk_json_new_object(),
+                   *regex = rk_json_new_object();
+    struct rk_tokenizer *tokenizer;
+    char *text;
+
+    rk_json_set(regex, "Regex", rk_json_clone(pattern));
+    rk_json_set(normalizer, "type", rk_json_new_string("Replace"));
+    rk_json_set(normalizer, "pattern", regex);
+    rk_json_set(normalizer, "content", rk_json_new_string("#"));
+    rk_json_set(root, "normalizer", normalizer);
+    text = rk_json_dump(root, 0, false);
+    assert_ok(rk_tokenizer_create_json(&tokenizer, text, strlen(text), rk_json_as_string(pattern, "")));
+    rk_free(text);
+    rk_json_free(root);
+    return tokenizer;
+}
+
+static void check_replaced(const struct rk_tokenizer *tokenizer, const char *pattern,
+                           const struct rk_json *row)
+{
+    const struct rk_json *text = rk_json_at(row, 0);
+    const char *expected = rk_json_as_string(rk_json_at(row, 1), "");
+    struct rk_tokenizer_ids ids;
+    struct rk_str actual = {0};
+
+    assert_ok(
+        rk_tokenizer_encode(tokenizer, rk_json_as_string(text, ""), rk_json_string_bytes(text), false, &ids));
+    rk_tokenizer_decode(tokenizer, ids.items, ids.count, false, &actual);
+    if (strcmp(rk_str_text(&actual), expected) != 0)
+        print_error("%s in '%s'\n", pattern, rk_json_as_string(text, ""));
+    assert_string_equal(rk_str_text(&actual), expected);
+    rk_str_fini(&actual);
+    rk_free(ids.items);
+}
+
+/* Goal: sets in sets, intersections and negations of both match the characters that they match in
+ * Oniguruma. */
+static void test_sets_match_as_in_the_reference(void **state)
+{
+    struct rk_json *rows = read_json("sets"), *gpt2 = read_json("gpt2");
+
+    (void)state;
+    assert_true(rk_json_count(rows) >= 250);
+    for (int64_t i = 0; i < rk_json_count(rows); i++) {
+        const struct rk_json *row = rk_json_at(rows, i), *pattern = rk_json_at(row, 0);
+        struct rk_tokenizer *tokenizer = open_replacing(gpt2, pattern);
+
+        for (int64_t k = 1; k < rk_json_count(row); k++)
+            check_replaced(tokenizer, rk_json_as_string(pattern, ""), rk_json_at(row, k));
+        rk_tokenizer_destroy(tokenizer);
+    }
+    rk_json_free(gpt2);
+    rk_json_free(rows);
 }
 
 /* --- the 3,000 texts --- */
@@ -268,6 +329,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cases_equal_reference),
+        cmocka_unit_test(test_sets_match_as_in_the_reference),
         cmocka_unit_test(test_texts_equal_reference),
     };
 
