@@ -268,12 +268,13 @@ static const struct token *find_token(const struct rk_auth *auth, const struct r
     return found;
 }
 
-struct rk_status *rk_auth_check(const struct rk_auth *auth, const struct rk_credentials *given,
-                                rk_rights_t needed)
+struct rk_status *rk_auth_check(rk_rights_t *granted, const struct rk_auth *auth,
+                                const struct rk_credentials *given, rk_rights_t needed)
 {
     rk_rights_t rights = RK_RIGHTS_NONE;
     const struct token *token;
 
+    *granted = auth->is_open ? RK_RIGHTS_ADMIN : RK_RIGHTS_NONE;
     if (needed == RK_RIGHTS_NONE || auth->is_open)
         return NULL;
     token = find_token(auth, given);
@@ -295,5 +296,6 @@ struct rk_status *rk_auth_check(const struct rk_auth *auth, const struct rk_cred
     if (rights < needed)
         return RK_FAIL_REASON(RK_PERMISSION_DENIED, "ROLE", "the role of the %s does not allow this call",
                               token ? "token" : "certificate");
+    *granted = rights;
     return NULL;
 }

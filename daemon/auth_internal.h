@@ -27,8 +27,8 @@ struct rk_credentials {
 };
 
 /* UNAUTHENTICATED, reason TOKEN; PERMISSION_DENIED, reason CERTIFICATE (the token is bound to another one) or
- * ROLE. */
-struct rk_status *rk_auth_check(const struct rk_auth *auth, const struct rk_credentials *given,
-                                rk_rights_t needed) RK_NODISCARD;
+ * ROLE. *granted receives the rights of the credentials, at least `needed` unless an error is returned. */
+struct rk_status *rk_auth_check(rk_rights_t *granted, const struct rk_auth *auth,
+                                const struct rk_credentials *given, rk_rights_t needed) RK_NODISCARD;
 
 #endif

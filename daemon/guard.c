@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -26,7 +27,8 @@
 #define FLUSH_NS         (500 * 1000000LL) /* at the end */
 #define TCP_FILES        3                 /* per connection: its own and a pair */
 #define UNIX_FILES       2                 /* its own, which gRPC owns, and a copy to detect its end */
-#define BACKLOG          1024
+#define TCP_BACKLOG      128               /* what waits here for RK_GUARD_ACCEPTS_RATE */
+#define UNIX_BACKLOG     1024              /* a full one is an error for the client */
 #define CORE_PEER_PREFIX "fd:"
 
 /* --- accepting --- */
@@ -61,17 +63,42 @@ static void refuse_one(struct rk_guard *guard)
     guard->reserve_fd = fcntl(guard->wake_fd, F_DUPFD_CLOEXEC, 0);
 }
 
+/* A connection that is closed for another one keeps its place until gRPC has closed its end; the other one
+ * waits in the kernel. False when that is to be tried again. */
+static bool make_room(struct rk_guard *guard, int64_t now_ns, rk_guard_room_t *room)
+{
+    struct pollfd poller = {.events = POLLIN};
+
+    *room = RK_GUARD_HAS_ROOM;
+    if (guard->num_connections < guard->max_connections)
+        return true;
+    pthread_mutex_lock(&guard->lock);
+    poller.fd = guard->listen_fd;
+    poll(&poller, 1, 0);
+    pthread_mutex_unlock(&guard->lock);
+    if (!(poller.revents & POLLIN)) /* nothing is closed for nobody */
+        return true;
+    *room = rk_guard_make_room(guard, now_ns);
+    if (*room == RK_GUARD_ROOM_LATER)
+        guard->accept_after_ns = now_ns + HELD_TICK_MS * 1000000LL;
+    return *room != RK_GUARD_ROOM_LATER;
+}
+
 /* False when no connection is waiting, or none can be accepted now. */
 static bool accept_one(struct rk_guard *guard, int64_t now_ns)
 {
     struct sockaddr_storage from;
     socklen_t from_bytes = sizeof(from);
-    int fd = accept_from_listener(guard, &from, &from_bytes), error;
     char peer[RK_PEER_BYTES];
+    rk_guard_room_t room;
+    int fd, error;
 
+    if (!make_room(guard, now_ns, &room))
+        return false;
+    fd = accept_from_listener(guard, &from, &from_bytes);
     if (fd >= 0) {
         guard->num_accepted++;
-        if (rk_guard_make_room(guard)) {
+        if (room == RK_GUARD_HAS_ROOM) {
             rk_connection_admit(guard, fd, &from, from_bytes);
         } else {
             rk_guard_format_address(peer, &from, from_bytes);
@@ -99,10 +126,25 @@ static bool may_accept(const struct rk_guard *guard, int64_t now_ns)
     return guard->has_pending && guard->is_open && now_ns >= guard->accept_after_ns;
 }
 
+/* Rounded up, and at most HELD_TICK_MS. */
+static int ms_until(int64_t then_ns, int64_t now_ns)
+{
+    return (int)RK_MAX(RK_MIN((then_ns - now_ns + 999999) / 1000000, HELD_TICK_MS), 0);
+}
+
+/* More than the bucket allows wait in the kernel; clients beyond its backlog wait before they are connected.
+ */
 static void accept_some(struct rk_guard *guard, int64_t now_ns)
 {
-    for (int i = 0; i < ACCEPTS_MAX && accept_one(guard, now_ns); i++)
-        ;
+    for (int i = 0; i < ACCEPTS_MAX; i++) {
+        int64_t until_ns = guard->is_unix ? 0 : rk_h2_bucket_wait_until(&guard->accepts, now_ns);
+
+        if (until_ns != 0)
+            guard->accept_after_ns = until_ns;
+        if (until_ns != 0 || !accept_one(guard, now_ns))
+            return;
+        guard->accepts.tokens -= 1;
+    }
 }
 
 /* --- the thread --- */
@@ -138,16 +180,46 @@ static void on_event(struct rk_guard *guard, const struct epoll_event *event)
     }
 }
 
-/* One per round, so that connections after their handshake have their turn. Returns how long to wait for the
- * next. */
-static int begin_handshake(struct rk_guard *guard, struct rk_connection *oldest, int64_t now_ns)
+/* The connections whose turn is next: for TLS, and for gRPC. */
+struct turns {
+    struct rk_connection *tls, *core;
+};
+
+/* First those whose address has an authorised connection. The list has the youngest first. */
+static void take_turn(struct rk_connection **next, struct rk_connection *one, bool is_oldest_first)
 {
-    if (!oldest)
+    if (!*next || (one->is_known && !(*next)->is_known) ||
+        (is_oldest_first && one->is_known == (*next)->is_known))
+        *next = one;
+}
+
+/* One handshake per round, so that connections after theirs have their turn. Returns how long to wait for the
+ * next. */
+static int begin_handshake(struct rk_guard *guard, struct rk_connection *next, int64_t now_ns)
+{
+    if (!next)
         return TICK_MS;
     if (rk_h2_bucket_wait_until(&guard->handshakes, now_ns) != 0)
         return HELD_TICK_MS;
     guard->handshakes.tokens -= 1;
-    rk_connection_begin_tls(guard, oldest);
+    rk_connection_begin_tls(guard, next);
+    return 0;
+}
+
+/* Likewise for the end at gRPC, the youngest first: when more come than gRPC gets, the oldest have waited in
+ * vain, and their clients try again. */
+static int pass_to_core(struct rk_guard *guard, struct rk_connection *next, int64_t now_ns)
+{
+    if (!next)
+        return TICK_MS;
+    if (now_ns < guard->pass_after_ns || rk_h2_bucket_wait_until(&guard->strangers, now_ns) != 0)
+        return HELD_TICK_MS;
+    if (rk_guard_make_core_room(guard, now_ns) != RK_GUARD_HAS_ROOM) {
+        guard->pass_after_ns = now_ns + HELD_TICK_MS * 1000000LL;
+        return HELD_TICK_MS;
+    }
+    guard->strangers.tokens -= 1;
+    rk_connection_pass_to_core(guard, next);
     return 0;
 }
 
@@ -156,25 +228,32 @@ static int run_connections(struct rk_guard *guard, int64_t now_ns)
 {
     bool has_ready = false, has_held = false;
     bool is_tick = now_ns - guard->ticked_ns >= HELD_TICK_MS * 1000000LL;
-    struct rk_connection *next, *waiting = NULL;
-    int wait_ms;
+    struct turns turns = {0};
+    struct rk_connection *next;
+    int wait_ms, core_ms;
 
     if (is_tick)
         guard->ticked_ns = now_ns;
     for (struct rk_connection *one = guard->connections; one; one = next) {
-        bool goes_on = !is_tick || rk_connection_tick(guard, one, now_ns);
+        bool goes_on = one->is_closed || !is_tick || rk_connection_tick(guard, one, now_ns);
 
         next = one->next;
         if (goes_on && one->is_ready)
             goes_on = rk_connection_run(guard, one, now_ns);
         has_ready |= goes_on && one->is_ready;
         has_held |= goes_on && one->relay.from_client.is_held;
+        if (goes_on && rk_connection_waits_for_tls(one))
+            take_turn(&turns.tls, one, true);
+        if (goes_on && rk_connection_waits_for_core(one))
+            take_turn(&turns.core, one, false);
         if (!goes_on)
             rk_connection_drop(guard, one);
-        else if (rk_connection_waits_for_tls(one))
-            waiting = one; /* the list has the youngest first */
+        else if (is_tick)
+            rk_connection_reap(guard, one);
     }
-    wait_ms = begin_handshake(guard, waiting, now_ns);
+    wait_ms = begin_handshake(guard, turns.tls, now_ns);
+    core_ms = pass_to_core(guard, turns.core, now_ns);
+    wait_ms = RK_MIN(wait_ms, core_ms);
     return has_ready ? 0 : has_held ? RK_MIN(wait_ms, HELD_TICK_MS) : wait_ms;
 }
 
@@ -212,10 +291,10 @@ static void *run_guard(void *arg)
         if (may_accept(guard, now_ns))
             accept_some(guard, now_ns);
         if (guard->has_pending && guard->is_open)
-            wait_ms = may_accept(guard, now_ns) ? 0 : RK_MIN(wait_ms, HELD_TICK_MS);
+            wait_ms = RK_MIN(wait_ms, ms_until(guard->accept_after_ns, now_ns));
     }
     while (guard->connections)
-        rk_connection_drop(guard, guard->connections);
+        rk_connection_destroy(guard, guard->connections);
     rk_guard_log_flush(&guard->log, rk_time_now_ns());
     rk_relay_pool_fini(&guard->pool);
     return NULL;
@@ -241,7 +320,7 @@ static struct rk_status *start_listening(struct rk_guard *guard, const struct rk
 {
     int port;
 
-    RK_TRY(rk_listen_open(&guard->listen_fd, &port, listen, BACKLOG));
+    RK_TRY(rk_listen_open(&guard->listen_fd, &port, listen, listen->is_unix ? UNIX_BACKLOG : TCP_BACKLOG));
     guard->address = rk_listen_format(listen, port);
     if (listen->is_unix && !listen->is_abstract)
         guard->unix_path = rk_strdup(listen->name);
@@ -292,6 +371,8 @@ struct rk_status *rk_guard_create(struct rk_guard **out, const struct rk_guard_c
     rk_h2_shared_init(&guard->shared, guard->seen_ns);
     rk_h2_bucket_init(&guard->handshakes, RK_GUARD_HANDSHAKES_BURST, RK_GUARD_HANDSHAKES_RATE,
                       guard->seen_ns);
+    rk_h2_bucket_init(&guard->accepts, RK_GUARD_ACCEPTS_BURST, RK_GUARD_ACCEPTS_RATE, guard->seen_ns);
+    rk_h2_bucket_init(&guard->strangers, RK_GUARD_STRANGERS_BURST, RK_GUARD_STRANGERS_RATE, guard->seen_ns);
     st = start_listening(guard, config->listen);
     guard->config.listen = NULL;
     if (!st) {
@@ -385,14 +466,16 @@ char *rk_guard_peer_names(struct rk_guard *guard, const char *core_peer)
     return names;
 }
 
-void rk_guard_trust(struct rk_guard *guard, const char *core_peer)
+void rk_guard_trust(struct rk_guard *guard, const char *core_peer, rk_rights_t rights)
 {
     struct rk_connection *connection;
 
     pthread_mutex_lock(&guard->lock);
     connection = find_connection(guard, core_peer);
-    if (connection)
-        connection->is_trusted = true;
+    if (connection) {
+        connection->rights = RK_MAX(connection->rights, rights);
+        connection->called_ns = rk_time_now_ns();
+    }
     pthread_mutex_unlock(&guard->lock);
 }
 

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
@@ -33,29 +34,69 @@ void rk_guard_format_address(char out[RK_PEER_BYTES], const struct sockaddr_stor
         snprintf(out, RK_PEER_BYTES, from->ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
 }
 
-void rk_connection_drop(struct rk_guard *guard, struct rk_connection *connection)
+/* gRPC may have closed its socket, and the number may belong to another file by now. */
+static bool core_has_socket(const struct rk_connection *connection)
 {
+    struct stat info;
+
+    return connection->core_fd >= 0 && fstat(connection->core_fd, &info) == 0 &&
+           info.st_dev == connection->core_device && info.st_ino == connection->core_inode;
+}
+
+/* The guard's descriptors. */
+static void close_own(struct rk_guard *guard, struct rk_connection *connection)
+{
+    rk_relay_fini(&connection->relay);
+    if (connection->watch_fd >= 0) {
+        /* gRPC may still hold the other descriptor: a close would not end the watch. */
+        epoll_ctl(guard->epoll_fd, EPOLL_CTL_DEL, connection->watch_fd, NULL);
+        shutdown(connection->watch_fd, SHUT_RDWR);
+        close(connection->watch_fd);
+    }
+    connection->watch_fd = -1;
+}
+
+void rk_connection_destroy(struct rk_guard *guard, struct rk_connection *connection)
+{
+    close_own(guard, connection);
     pthread_mutex_lock(&guard->lock);
     *connection->link = connection->next;
     if (connection->next)
         connection->next->link = connection->link;
     pthread_mutex_unlock(&guard->lock);
     guard->num_connections--;
-    rk_relay_fini(&connection->relay);
     rk_free(connection->names);
-    if (connection->watch_fd >= 0) {
-        /* gRPC may still hold the other descriptor: a close would not end the watch. */
-        epoll_ctl(guard->epoll_fd, EPOLL_CTL_DEL, connection->watch_fd, NULL);
-        close(connection->watch_fd);
-    }
     rk_free(connection);
+}
+
+void rk_connection_reap(struct rk_guard *guard, struct rk_connection *connection)
+{
+    if (connection->core_fd >= 0 && !core_has_socket(connection)) {
+        pthread_mutex_lock(&guard->lock);
+        connection->core_fd = -1;
+        pthread_mutex_unlock(&guard->lock);
+    }
+    if (connection->is_closed && connection->core_fd < 0)
+        rk_connection_destroy(guard, connection);
+}
+
+void rk_connection_drop(struct rk_guard *guard, struct rk_connection *connection)
+{
+    close_own(guard, connection);
+    connection->is_closed = true;
+    connection->is_ready = false;
+    rk_connection_reap(guard, connection);
 }
 
 /* False when the daemon shuts down. Takes the socket then, too. */
 static bool give_to_core(struct rk_guard *guard, struct rk_connection *connection, int fd)
 {
+    struct stat info;
     bool is_open;
 
+    RK_ASSERT(fstat(fd, &info) == 0);
+    connection->core_device = info.st_dev;
+    connection->core_inode = info.st_ino;
     pthread_mutex_lock(&guard->lock);
     is_open = guard->listen_fd >= 0;
     if (is_open) {
@@ -142,14 +183,11 @@ bool rk_connection_run(struct rk_guard *guard, struct rk_connection *connection,
         if (connection->cut_ns != 0)
             return true;
     }
-    if (connection->is_trusted && !connection->relay.filter.is_trusted)
+    if (connection->rights != RK_RIGHTS_NONE && !connection->relay.filter.is_trusted)
         trust(connection);
     state = rk_relay_run(&connection->relay, now_ns);
-    if (rk_relay_wants_server(&connection->relay) && state != RK_RELAY_ENDED) {
-        if (!open_server_side(guard, connection))
-            return false;
-        state = rk_relay_run(&connection->relay, now_ns);
-    }
+    if (connection->is_gone && rk_relay_wants_server(&connection->relay))
+        return false; /* gRPC never sees it */
     connection->is_ready = state == RK_RELAY_READY;
     if (state == RK_RELAY_CUT)
         return cut(guard, connection, now_ns);
@@ -182,21 +220,59 @@ void rk_connection_begin_tls(struct rk_guard *guard, struct rk_connection *conne
     connection->is_ready = true;
 }
 
+bool rk_connection_waits_for_core(const struct rk_connection *connection)
+{
+    return !connection->is_closed && connection->watch_fd < 0 && rk_relay_wants_server(&connection->relay);
+}
+
+void rk_connection_pass_to_core(struct rk_guard *guard, struct rk_connection *connection)
+{
+    if (open_server_side(guard, connection))
+        connection->is_ready = true;
+    else
+        rk_connection_drop(guard, connection);
+}
+
 /* --- closing a connection for a new one --- */
 
-/* The connection to close for a new one: one that was cut; else an unauthorised one,
- * without calls if there is one. The oldest of those; NULL: none. */
-static struct rk_connection *find_victim(const struct rk_guard *guard)
+/* How well a connection may be closed for a new one; 0: not at all. One that gRPC does not have frees its
+ * place at once. */
+static int rank_victim(const struct rk_connection *one, bool has_many_viewers)
 {
+    if (one->is_closed)
+        return 0;
+    if (one->cut_ns != 0)
+        return 8;
+    if (one->rights == RK_RIGHTS_VIEWER)
+        return has_many_viewers ? 6 + (one->relay.filter.num_open == 0) : 1;
+    if (one->rights != RK_RIGHTS_NONE || one->watch_fd >= 0) /* file permissions admitted it */
+        return 0;
+    return (one->is_known ? 2 : 4) + (one->core_fd < 0);
+}
+
+static int count_rights(const struct rk_guard *guard, rk_rights_t rights, bool only_core)
+{
+    int count = 0;
+
+    for (const struct rk_connection *one = guard->connections; one; one = one->next)
+        count += one->rights == rights && (!only_core || one->core_fd >= 0);
+    return count;
+}
+
+/* The connection to close for a new one, among those of the highest rank the one that was idle longest.
+ * NULL: none. only_core: a stranger that gRPC has. */
+static struct rk_connection *find_victim(const struct rk_guard *guard, bool only_core)
+{
+    int num_viewers = count_rights(guard, RK_RIGHTS_VIEWER, false), victim_rank = 0;
+    bool has_many_viewers = num_viewers > guard->max_connections - guard->max_connections / 4;
     struct rk_connection *victim = NULL;
-    int victim_rank = 0;
 
     for (struct rk_connection *one = guard->connections; one; one = one->next) {
-        int rank = one->cut_ns != 0 ? 3 : one->is_trusted || one->watch_fd >= 0 ? 0 : 1;
+        int rank = rank_victim(one, has_many_viewers);
 
-        if (rank == 1 && one->relay.filter.num_open == 0)
-            rank = 2;
-        if (rank > 0 && rank >= victim_rank) { /* the list has the youngest first */
+        if (only_core && (one->core_fd < 0 || one->rights != RK_RIGHTS_NONE))
+            continue;
+        if (rank > victim_rank || (victim && rank == victim_rank && one->called_ns <= victim->called_ns)) {
             victim = one;
             victim_rank = rank;
         }
@@ -204,20 +280,57 @@ static struct rk_connection *find_victim(const struct rk_guard *guard)
     return victim;
 }
 
-bool rk_guard_make_room(struct rk_guard *guard)
+static void evict(struct rk_guard *guard, struct rk_connection *victim, int64_t now_ns)
+{
+    rk_guard_log_note(&guard->log, "dropped", victim->peer,
+                      victim->rights == RK_RIGHTS_NONE
+                          ? "the limit of connections is reached; this one had made no authorised call"
+                          : "the limit of connections is reached; this one of a viewer was idle longest",
+                      now_ns);
+    rk_connection_drop(guard, victim);
+}
+
+rk_guard_room_t rk_guard_make_room(struct rk_guard *guard, int64_t now_ns)
 {
     struct rk_connection *victim;
+    bool has_closed = false;
 
     if (guard->num_connections < guard->max_connections)
-        return true;
-    victim = find_victim(guard);
-    if (!victim)
-        return false;
-    rk_guard_log_note(&guard->log, "dropped", victim->peer,
-                      "the limit of connections is reached; this one had made no authorised call",
-                      rk_time_now_ns());
-    rk_connection_drop(guard, victim);
-    return true;
+        return RK_GUARD_HAS_ROOM;
+    victim = find_victim(guard, false);
+    if (victim)
+        evict(guard, victim, now_ns);
+    if (guard->num_connections < guard->max_connections)
+        return RK_GUARD_HAS_ROOM;
+    for (const struct rk_connection *one = guard->connections; one; one = one->next)
+        has_closed |= one->is_closed;
+    return has_closed ? RK_GUARD_ROOM_LATER : RK_GUARD_NO_ROOM;
+}
+
+rk_guard_room_t rk_guard_make_core_room(struct rk_guard *guard, int64_t now_ns)
+{
+    int most = RK_MIN(guard->max_connections, RK_GUARD_STRANGERS_MAX);
+    struct rk_connection *victim;
+
+    if (count_rights(guard, RK_RIGHTS_NONE, true) < most)
+        return RK_GUARD_HAS_ROOM;
+    victim = find_victim(guard, true);
+    if (victim)
+        evict(guard, victim, now_ns);
+    return RK_GUARD_ROOM_LATER;
+}
+
+/* Whether a connection from the same address has made an authorised call. */
+static bool is_known_peer(const struct rk_guard *guard, const char *peer)
+{
+    const char *port = strrchr(peer, ':');
+    size_t host_bytes = port ? (size_t)(port - peer) + 1 : strlen(peer);
+
+    for (const struct rk_connection *one = guard->connections; one; one = one->next) {
+        if (one->rights != RK_RIGHTS_NONE && strncmp(one->peer, peer, host_bytes) == 0)
+            return true;
+    }
+    return false;
 }
 
 void rk_connection_admit(struct rk_guard *guard, int fd, const struct sockaddr_storage *from,
@@ -229,9 +342,10 @@ void rk_connection_admit(struct rk_guard *guard, int fd, const struct sockaddr_s
 
     for (int side = 0; side < RK_SIDE_COUNT; side++)
         connection->endpoints[side] = (struct rk_endpoint){.connection = connection, .side = side};
-    connection->accepted_ns = now_ns;
+    connection->called_ns = now_ns;
     connection->core_fd = connection->watch_fd = -1;
     rk_guard_format_address(connection->peer, from, from_bytes);
+    connection->is_known = is_known_peer(guard, connection->peer);
     pthread_mutex_lock(&guard->lock);
     connection->next = guard->connections;
     connection->link = &guard->connections;

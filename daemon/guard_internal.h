@@ -14,6 +14,7 @@
 #include "base/rk_status.h"
 #include "base/rk_tls.h"
 #include "daemon/listen_internal.h"
+#include "proto/rk_rpcs.h"
 
 /* --- limits; also listed in docs/rpc.md --- */
 #define RK_GUARD_CONNECTIONS_MAX 512 /* fewer if the limit on open files is lower */
@@ -25,6 +26,16 @@
 /* TLS handshakes that begin: burst, and per second. One costs 0.2 to 2 ms of processor time. */
 #define RK_GUARD_HANDSHAKES_BURST 128
 #define RK_GUARD_HANDSHAKES_RATE  200
+
+/* TCP connections that are accepted: burst, and per second. */
+#define RK_GUARD_ACCEPTS_BURST 256
+#define RK_GUARD_ACCEPTS_RATE  1000
+
+/* Connections that are passed to gRPC before any authorised call of theirs: burst, per second, and how many
+ * of them gRPC has at a time. gRPC needs up to 140 KB and 1 ms for one with a few calls. */
+#define RK_GUARD_STRANGERS_BURST 128
+#define RK_GUARD_STRANGERS_RATE  200
+#define RK_GUARD_STRANGERS_MAX   128
 
 struct rk_guard;
 
@@ -40,7 +51,7 @@ struct rk_guard_config {
 };
 
 struct rk_guard_stats {
-    int num_connections, max_connections;
+    int num_connections, max_connections;       /* a connection counts until gRPC has closed its end, too */
     int64_t num_accepted, num_refused, num_cut; /* since the start; refused: limit reached */
     int64_t refused_ns;                         /* the last; 0: never */
     int64_t thread_age_ns;                      /* since the thread last responded */
@@ -65,8 +76,9 @@ const char *rk_guard_address(const struct rk_guard *guard);
 void rk_guard_format_peer(struct rk_guard *guard, const char *core_peer, char *out, size_t out_bytes);
 /* The names of its certificate, a line each; NULL without a verified certificate. rk_free it. */
 char *rk_guard_peer_names(struct rk_guard *guard, const char *core_peer);
-/* Its peer has made an authorised call: the connection is not closed in favour of another. */
-void rk_guard_trust(struct rk_guard *guard, const char *core_peer);
+/* Its peer has made an authorised call with those rights: the connection is not closed in favour of a
+ * stranger; one of a viewer only if viewers have more than their share of places. */
+void rk_guard_trust(struct rk_guard *guard, const char *core_peer, rk_rights_t rights);
 void rk_guard_get_stats(struct rk_guard *guard, struct rk_guard_stats *out);
 
 #endif

@@ -345,7 +345,7 @@ rk_relay_state_t rk_relay_tick(struct rk_relay *relay, int64_t now_ns)
     bool waits_for_us =
         relay->server_fd >= 0 && (flow->is_held || flow->sent < flow->passed || flow->pipe != NULL);
 
-    if (waits_for_us)
+    if (waits_for_us || rk_relay_wants_server(relay))
         return RK_RELAY_IDLE;
     if (rk_h2_filter_tick(&relay->filter, now_ns) != RK_H2_CUT)
         return RK_RELAY_IDLE;

@@ -47,18 +47,19 @@ static struct rk_status *authenticate(const struct rk_call *call)
     rk_rights_t needed = call->rpc ? call->rpc->rights : unknown;
     char *core_peer, *names, peer[64];
     struct rk_credentials given;
+    rk_rights_t granted;
     struct rk_status *st;
 
     if (needed == RK_RIGHTS_NONE)
         return NULL;
     core_peer = grpc_call_get_peer(call->core);
     given = get_credentials(call, core_peer, &names);
-    st = rk_auth_check(call->server->config.auth, &given, needed);
+    st = rk_auth_check(&granted, call->server->config.auth, &given, needed);
     if (st) {
         rk_guard_format_peer(call->server->guard, core_peer, peer, sizeof(peer));
         RK_WARN("refused peer=%s: %s", peer, rk_status_message(st));
     } else if (call->rpc) {
-        rk_guard_trust(call->server->guard, core_peer);
+        rk_guard_trust(call->server->guard, core_peer, granted);
     }
     rk_free(names);
     gpr_free(core_peer);

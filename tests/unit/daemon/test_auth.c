@@ -29,8 +29,11 @@ static struct rk_status *check(const struct rk_auth *auth, const char *header, c
 {
     struct rk_credentials given = {
         .header = header, .header_bytes = header ? strlen(header) : 0, .names = names};
+    rk_rights_t granted;
+    struct rk_status *st = rk_auth_check(&granted, auth, &given, needed);
 
-    return rk_auth_check(auth, &given, needed);
+    assert_true(st ? granted == RK_RIGHTS_NONE : granted >= needed);
+    return st;
 }
 
 /* Goal: the permissions of each role, and of calls without a token. */

@@ -18,6 +18,7 @@
 #define WAIT_MS     10000
 #define LARGE_BYTES (1 << 20)
 #define LOG_BYTES   4096
+#define SHORT_MS    200
 #define NUM_CUT     40 /* connections; more than the log's limit of lines per call site and second */
 
 struct bench {
@@ -109,7 +110,7 @@ static void check_relays_both_ways(bool is_trusted)
     assert_memory_equal(got, "PRI * HTTP/2.0", 14);
     snprintf(core_peer, sizeof(core_peer), "fd:%d", core_fd);
     if (is_trusted)
-        rk_guard_trust(bench.guard, core_peer);
+        rk_guard_trust(bench.guard, core_peer, RK_RIGHTS_DRIVER);
 
     h2_open_call(&up, 1, "/a", NULL);
     h2_frame(&up, H2_DATA, 0, 1, payload, LARGE_BYTES - 1000);
@@ -168,7 +169,7 @@ static void test_guard_relays_large_frames_through_pipes(void **state)
         client_fd = connect_peer(&bench, &core_fd);
         assert_true(core_fd >= 0);
         snprintf(core_peer, sizeof(core_peer), "fd:%d", core_fd);
-        rk_guard_trust(bench.guard, core_peer);
+        rk_guard_trust(bench.guard, core_peer, RK_RIGHTS_DRIVER);
         assert_true(send(client_fd, half.text, half.bytes / 2, MSG_DONTWAIT) > 0);
         close(i % 2 ? core_fd : client_fd); /* gRPC's side has not read anything */
         if (i % 2) {
@@ -184,8 +185,30 @@ static void test_guard_relays_large_frames_through_pipes(void **state)
     rk_free(payload);
 }
 
+static void trust(struct bench *bench, int core_fd, rk_rights_t rights)
+{
+    char core_peer[32];
+
+    snprintf(core_peer, sizeof(core_peer), "fd:%d", core_fd);
+    rk_guard_trust(bench->guard, core_peer, rights);
+}
+
+/* A client that has sent its preface, which gRPC has not been given yet. */
+static int connect_silently(struct bench *bench)
+{
+    struct rk_str bytes = {0};
+    int fd = h2_connect(rk_guard_address(bench->guard));
+
+    assert_true(fd >= 0);
+    h2_greeting(&bytes);
+    assert_true(h2_send(fd, &bytes, WAIT_MS));
+    rk_str_fini(&bytes);
+    return fd;
+}
+
 /* Goal: a full guard drops strangers for who comes, the oldest first, and never one that has shown a right to
- * call; when all have, it refuses and counts it. */
+ * call; the place is free when gRPC has closed its end, not before. When all have a right, it refuses and
+ * counts it. */
 static void test_guard_full_drops_strangers_only(void **state)
 {
     int clients[RK_GUARD_CONNECTIONS_MIN], cores[RK_GUARD_CONNECTIONS_MIN], fd, core_fd;
@@ -198,23 +221,29 @@ static void test_guard_full_drops_strangers_only(void **state)
     for (int i = 0; i < RK_GUARD_CONNECTIONS_MIN; i++)
         clients[i] = connect_peer(&bench, &cores[i]);
     for (int i = 1; i < RK_GUARD_CONNECTIONS_MIN; i++) { /* all but the first */
+        trust(&bench, cores[i], RK_RIGHTS_DRIVER);
         snprintf(core_peer, sizeof(core_peer), "fd:%d", cores[i]);
-        rk_guard_trust(bench.guard, core_peer);
         rk_guard_format_peer(bench.guard, core_peer, peer, sizeof(peer));
         assert_non_null(strstr(peer, "127.0.0.1:"));
     }
     rk_guard_format_peer(bench.guard, "fd:9999", peer, sizeof(peer));
     assert_string_equal(peer, "fd:9999");
 
-    fd = connect_peer(&bench, &core_fd);
-    assert_true(core_fd >= 0);
+    fd = connect_silently(&bench);
     assert_true(h2_wait_closed(clients[0], WAIT_MS));
+    assert_true(h2_wait_closed(cores[0], WAIT_MS));
+    assert_int_equal(take_given(&bench, SHORT_MS), -1);
+    snprintf(core_peer, sizeof(core_peer), "fd:%d", cores[0]);
+    rk_guard_format_peer(bench.guard, core_peer, peer, sizeof(peer)); /* its calls still have a name */
+    assert_non_null(strstr(peer, "127.0.0.1:"));
+    close(cores[0]);
+    core_fd = take_given(&bench, WAIT_MS);
+    assert_true(core_fd >= 0);
     rk_guard_get_stats(bench.guard, &stats);
     assert_int_equal(stats.max_connections, RK_GUARD_CONNECTIONS_MIN);
     assert_int_equal(stats.num_connections, RK_GUARD_CONNECTIONS_MIN);
     assert_int_equal(stats.num_refused, 0);
-    snprintf(core_peer, sizeof(core_peer), "fd:%d", core_fd);
-    rk_guard_trust(bench.guard, core_peer);
+    trust(&bench, core_fd, RK_RIGHTS_ADMIN);
 
     close(clients[0]);
     clients[0] = h2_connect(rk_guard_address(bench.guard));
@@ -226,8 +255,81 @@ static void test_guard_full_drops_strangers_only(void **state)
     close(core_fd);
     for (int i = 0; i < RK_GUARD_CONNECTIONS_MIN; i++) {
         close(clients[i]);
+        if (i > 0)
+            close(cores[i]);
+    }
+    stop(&bench);
+}
+
+/* Goal: viewers that hold all places do not lock out others: the one whose last call is the oldest is closed,
+ * an idle one first. */
+static void test_guard_full_of_viewers_takes_others(void **state)
+{
+    int clients[RK_GUARD_CONNECTIONS_MIN], cores[RK_GUARD_CONNECTIONS_MIN], fd, core_fd;
+    struct rk_str call = {0};
+    char *got;
+    struct bench bench;
+
+    (void)state;
+    start(&bench, RK_GUARD_FILES_RESERVED);
+    for (int i = 0; i < RK_GUARD_CONNECTIONS_MIN; i++) {
+        clients[i] = connect_peer(&bench, &cores[i]);
+        trust(&bench, cores[i], RK_RIGHTS_VIEWER);
+    }
+    trust(&bench, cores[1], RK_RIGHTS_VIEWER); /* the second calls again, the first has a call in progress */
+    h2_open_call(&call, 1, "/a", NULL);
+    assert_true(h2_send(clients[0], &call, WAIT_MS));
+    got = rk_malloc(24 + H2_FRAME_BYTES + call.bytes);
+    read_all(cores[0], got, 24 + H2_FRAME_BYTES + call.bytes);
+
+    fd = connect_silently(&bench);
+    assert_true(h2_wait_closed(clients[2], WAIT_MS));
+    assert_true(h2_wait_closed(cores[2], WAIT_MS));
+    close(cores[2]);
+    core_fd = take_given(&bench, WAIT_MS);
+    assert_true(core_fd >= 0);
+    for (int i = 0; i < RK_GUARD_CONNECTIONS_MIN; i++) {
+        assert_true(i == 2 || !h2_wait_closed(clients[i], 0));
+        close(clients[i]);
+        if (i != 2)
+            close(cores[i]);
+    }
+    close(fd);
+    close(core_fd);
+    rk_free(got);
+    rk_str_fini(&call);
+    stop(&bench);
+}
+
+/* Goal: gRPC has a bounded number of strangers: one more waits until the end of another is closed, and one
+ * that leaves while it waits is never given to gRPC. */
+static void test_guard_bounds_strangers_of_core(void **state)
+{
+    int clients[RK_GUARD_STRANGERS_MAX], cores[RK_GUARD_STRANGERS_MAX], fd, core_fd;
+    struct bench bench;
+
+    (void)state;
+    start(&bench, 0);
+    for (int i = 0; i < RK_GUARD_STRANGERS_MAX; i++) {
+        clients[i] = connect_peer(&bench, &cores[i]);
+        assert_true(cores[i] >= 0);
+    }
+    fd = connect_silently(&bench);
+    assert_true(h2_wait_closed(clients[0], WAIT_MS));
+    assert_int_equal(take_given(&bench, SHORT_MS), -1);
+    close(fd);
+    rk_time_sleep_ms(SHORT_MS);
+    for (int i = 0; i < RK_GUARD_STRANGERS_MAX; i++) /* all were closed in turn while it waited, or are now */
+        close(clients[i]);
+    for (int i = 0; i < RK_GUARD_STRANGERS_MAX; i++) {
+        assert_true(h2_wait_closed(cores[i], WAIT_MS));
         close(cores[i]);
     }
+    assert_int_equal(take_given(&bench, SHORT_MS), -1);
+    fd = connect_peer(&bench, &core_fd);
+    assert_true(core_fd >= 0);
+    close(fd);
+    close(core_fd);
     stop(&bench);
 }
 
@@ -321,6 +423,8 @@ int main(void)
         cmocka_unit_test(test_guard_relays_both_ways),
         cmocka_unit_test(test_guard_relays_large_frames_through_pipes),
         cmocka_unit_test(test_guard_full_drops_strangers_only),
+        cmocka_unit_test(test_guard_full_of_viewers_takes_others),
+        cmocka_unit_test(test_guard_bounds_strangers_of_core),
         cmocka_unit_test(test_guard_cuts_and_closes),
         cmocka_unit_test(test_guard_counts_all_and_logs_few),
     };

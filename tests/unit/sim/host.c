@@ -169,10 +169,11 @@ char *rk_guard_peer_names(struct rk_guard *guard, const char *core_peer)
     return NULL;
 }
 
-void rk_guard_trust(struct rk_guard *guard, const char *core_peer)
+void rk_guard_trust(struct rk_guard *guard, const char *core_peer, rk_rights_t rights)
 {
     (void)guard;
     (void)core_peer;
+    (void)rights;
 }
 
 void rk_guard_get_stats(struct rk_guard *guard, struct rk_guard_stats *out)
