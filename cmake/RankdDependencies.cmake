@@ -12,6 +12,7 @@ pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
 pkg_check_modules(CURL REQUIRED IMPORTED_TARGET libcurl>=7.85)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
+pkg_check_modules(COMPRESSION REQUIRED IMPORTED_TARGET zlib libzstd liblz4 libbrotlidec) # of Parquet's pages
 find_package(OpenMP REQUIRED COMPONENTS C)
 
 find_library(RK_GRPC_LIBRARY grpc REQUIRED)
@@ -20,6 +21,13 @@ find_path(RK_GRPC_INCLUDE grpc/grpc.h REQUIRED)
 add_library(rk_grpc INTERFACE)
 target_include_directories(rk_grpc SYSTEM INTERFACE ${RK_GRPC_INCLUDE})
 target_link_libraries(rk_grpc INTERFACE ${RK_GRPC_LIBRARY} ${RK_GPR_LIBRARY})
+
+# Debian's snappy has no pkg-config file.
+find_library(RK_SNAPPY_LIBRARY snappy REQUIRED)
+find_path(RK_SNAPPY_INCLUDE snappy-c.h REQUIRED)
+add_library(rk_compression INTERFACE)
+target_include_directories(rk_compression SYSTEM INTERFACE ${RK_SNAPPY_INCLUDE})
+target_link_libraries(rk_compression INTERFACE PkgConfig::COMPRESSION ${RK_SNAPPY_LIBRARY})
 
 set(RK_HAVE_SYSTEMD OFF)
 if(NOT RK_SYSTEMD STREQUAL "OFF")

@@ -40,6 +40,7 @@ BEGIN {
     third("^curl/", "^driver-cli/driver/rewards/reward_http[.]c$")
     third("^pcre2[.]h$", "^driver-cli/driver/(tokenizer/|rewards/reward_regex[.]c$)")
     third("^utf8proc[.]h$", "^driver-cli/driver/(chat/|tokenizer/|rewards/reward_exact[.]c$)")
+    third("^(zlib|zstd|lz4|snappy-c|brotli/decode)[.]h$", "^driver-cli/driver/data/parquet/compress[.]c$")
     third("^cmocka[.]h$", "^tests/")
     third("^(ucontext[.]h$|sanitizer/)", "^tests/unit/sim/")
 

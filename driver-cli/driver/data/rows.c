@@ -1,18 +1,21 @@
-/* Data files: JSON Lines and JSON arrays. Either way one row is in memory at a time, and each has a line. */
+/* Data files: JSON Lines, JSON arrays and Parquet. One row is in memory at a time, of Parquet a page per
+ * column. */
 #include "driver-cli/driver/data/rows_internal.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"
+#include "driver-cli/driver/data/parquet_internal.h"
 #include "driver-cli/driver/files_internal.h"
 
 struct reader {
     FILE *file;
     const char *path;
-    int64_t line; /* of the current row */
+    struct rk_row_place place; /* of the current row */
     rk_row_fn_t on_row;
     void *user;
     bool is_enough;
@@ -44,8 +47,8 @@ static struct rk_status *parse_row(struct rk_json **out, struct reader *reader, 
                           RK_JSON_ALLOW_NUL | RK_JSON_BIG_INT_AS_REAL | RK_JSON_NAN_AS_NULL);
     if (!still) {
         if (reader->num_mended++ == 0)
-            reader->first_mended =
-                rk_format("%s:%lld: %s", reader->path, (long long)reader->line, rk_status_message(st));
+            reader->first_mended = rk_format("%s:%lld: %s", reader->path, (long long)reader->place.number,
+                                             rk_status_message(st));
     }
     rk_status_free(st);
     return still;
@@ -53,12 +56,11 @@ static struct rk_status *parse_row(struct rk_json **out, struct reader *reader, 
 
 static struct rk_status *take_row(struct reader *reader, const char *text, size_t bytes)
 {
-    struct rk_row_place place = {reader->path, reader->line, false};
     struct rk_json *row;
 
     RK_TRY(parse_row(&row, reader, text, bytes));
     if (rk_json_type(row) == RK_JSON_OBJECT)
-        return reader->on_row(reader->user, row, &place, &reader->is_enough);
+        return reader->on_row(reader->user, row, &reader->place, &reader->is_enough);
     rk_json_free(row);
     return RK_FAIL(RK_INVALID_ARGUMENT, "expected a JSON object");
 }
@@ -98,7 +100,7 @@ static struct rk_status *read_lines(struct reader *reader)
     struct rk_status *st = NULL;
     bool is_end = false;
 
-    for (reader->line = 1; !st && !is_end && !reader->is_enough; reader->line += !st) {
+    for (reader->place.number = 1; !st && !is_end && !reader->is_enough; reader->place.number += !st) {
         st = read_line(reader, &line, &is_end);
         if (!st && !is_blank(rk_str_text(&line), line.bytes))
             st = take_row(reader, rk_str_text(&line), line.bytes);
@@ -159,7 +161,7 @@ static struct rk_status *read_array(struct reader *reader)
     if (c == ']')
         end = c;
     while (!st && end != ']' && !reader->is_enough) {
-        reader->line = line;
+        reader->place.number = line;
         rk_str_clear(&item);
         st = read_item(reader, c, &item, &line, &end);
         if (!st)
@@ -167,8 +169,8 @@ static struct rk_status *read_array(struct reader *reader)
         if (!st && end == ',')
             c = next_char(reader, &line);
     }
-    reader->line = st ? reader->line : line;
-    if (!st && !reader->is_enough && next_char(reader, &reader->line) != EOF)
+    reader->place.number = st ? reader->place.number : line;
+    if (!st && !reader->is_enough && next_char(reader, &reader->place.number) != EOF)
         st = RK_FAIL(RK_INVALID_ARGUMENT, "unexpected text after the end of the array");
     rk_str_fini(&item);
     return st;
@@ -176,11 +178,29 @@ static struct rk_status *read_array(struct reader *reader)
 
 /* --- the kind of a file --- */
 
-static struct rk_status *refuse_parquet(void)
+static struct rk_status *read_parquet(struct reader *reader)
 {
-    return RK_FAIL(RK_INVALID_ARGUMENT,
-                   "a Parquet file; convert it with the script that comes with rankd: python3 "
-                   "share/rankd/python/rankd_parquet_to_jsonl.py IN.parquet OUT.jsonl");
+    int fd = fcntl(fileno(reader->file), F_DUPFD_CLOEXEC, 0);
+    struct rk_parquet *file;
+    struct rk_json *row = NULL;
+    struct rk_status *st;
+    const char *mended;
+
+    if (fd < 0)
+        return rk_errno_status("cannot read the data file", reader->path);
+    reader->place = (struct rk_row_place){reader->path, -1, true};
+    RK_TRY(rk_parquet_open(&file, fd));
+    do {
+        st = rk_parquet_next(file, &row);
+        reader->place.number = rk_parquet_row(file);
+        if (!st && row)
+            st = reader->on_row(reader->user, row, &reader->place, &reader->is_enough);
+    } while (!st && row && !reader->is_enough);
+    mended = rk_parquet_mended(file, &reader->num_mended);
+    if (mended)
+        reader->first_mended = rk_format("%s:%s", reader->path, mended);
+    rk_parquet_close(file);
+    return st;
 }
 
 static struct rk_status *read_any(struct reader *reader)
@@ -189,9 +209,8 @@ static struct rk_status *read_any(struct reader *reader)
     int64_t line = 1;
     int first;
 
-    reader->line = 1;
     if (fread(magic, 1, sizeof(magic), reader->file) == sizeof(magic) && memcmp(magic, "PAR1", 4) == 0)
-        return refuse_parquet();
+        return read_parquet(reader);
     rewind(reader->file);
     first = next_char(reader, &line);
     rewind(reader->file);
@@ -209,23 +228,28 @@ static void warn_of_mended(const struct reader *reader)
 
 char *rk_row_place_text(const struct rk_row_place *place)
 {
+    if (place->number < 0)
+        return rk_strdup(place->path);
     return rk_format("%s:%s%lld", place->path, place->is_row ? "row " : "", (long long)place->number);
 }
 
 struct rk_status *rk_rows_read(const char *path, rk_row_fn_t on_row, void *user)
 {
-    struct reader reader = {.path = path, .on_row = on_row, .user = user};
+    struct reader reader = {.place = {path, 1, false}, .path = path, .on_row = on_row, .user = user};
     struct rk_status *st = rk_open_input(&reader.file, path);
+    char *place;
 
     if (st)
         return RK_WRAP(st, "cannot open the data file");
     st = read_any(&reader);
+    place = rk_row_place_text(&reader.place);
     if (st)
-        st = RK_WRAP(st, "%s:%lld", path, (long long)reader.line);
+        st = RK_WRAP(st, "%s", place);
     else
         st = check_read(&reader);
     if (!st)
         warn_of_mended(&reader);
+    rk_free(place);
     rk_free(reader.first_mended);
     fclose(reader.file);
     return st;

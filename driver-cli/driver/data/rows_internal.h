@@ -16,9 +16,9 @@
 typedef struct rk_status *(*rk_row_fn_t)(void *user, struct rk_json *row, const struct rk_row_place *place,
                                          bool *is_enough);
 
-/* JSON Lines (one object a line, empty lines are skipped) or one JSON array of objects; detected from
- * the content. Errors, those of on_row too, read "PATH:LINE: ...". INVALID_ARGUMENT for a Parquet file, with
- * the command that converts it. */
+/* JSON Lines (one object a line, empty lines are skipped), one JSON array of objects, or Parquet; detected
+ * from the content. Errors, those of on_row too, begin with the place of the row. Warns of rows with NaN and
+ * with integers beyond 64 bits, which become null and floating-point numbers. */
 struct rk_status *rk_rows_read(const char *path, rk_row_fn_t on_row, void *user) RK_NODISCARD;
 
 #endif

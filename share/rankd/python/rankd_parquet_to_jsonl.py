@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Converts Parquet files with verl's rows to the JSON Lines that rankd reads.
+"""Converts Parquet files with verl's rows to JSON Lines. rankctl reads Parquet itself: this is for looking at the
+rows, for editing them, and for files in a form that rankctl refuses.
 
-Usage: rankd_parquet_to_jsonl.py [--keep-nulls] [--any-style] IN.parquet [IN.parquet ...] OUT.jsonl
+Usage: rankd_parquet_to_jsonl.py [--keep-nulls] IN.parquet [IN.parquet ...] OUT.jsonl
 
 Reads with pyarrow, or with pandas when pyarrow is missing. All columns are kept with their names and in their order;
 so are the rows. Members of structs that are null are left out, because Arrow gives every row the members of all rows
 (--keep-nulls keeps them). Values that JSON or rankd cannot represent are an error that names row and column, and no
-output file remains: bytes, NaN, infinity, integers beyond 64 bits, NUL in text, images, videos and audios, a
-reward_model.style other than "rule" (--any-style allows it).
+output file remains: bytes, infinity, images, videos and audios. An existing output is not replaced.
 """
 import argparse
 import datetime
@@ -17,7 +17,6 @@ import math
 import os
 import sys
 
-INT64_MIN, INT64_MAX = -2 ** 63, 2 ** 63 - 1
 MEDIA = ("images", "videos", "audios")
 
 
@@ -30,8 +29,6 @@ def fail(where, what):
 
 
 def convert_text(value, where):
-    if "\0" in value:
-        fail(where, "text with a NUL character")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -40,13 +37,9 @@ def convert_text(value, where):
 
 
 def convert_number(value, where):
-    if isinstance(value, int):
-        if not INT64_MIN <= value <= INT64_MAX:
-            fail(where, f"the integer {value} is beyond 64 bits")
-        return value
-    if not math.isfinite(value):
+    if math.isinf(value):
         fail(where, f"{value} has no JSON form")
-    return value
+    return value  # NaN and integers beyond 64 bits are written as they are: rankctl reads them with a warning
 
 
 def convert_struct(value, where, keep_nulls):
@@ -104,28 +97,30 @@ def check_messages(messages, where):
                 fail(f"{where}[{i}].content[{k}]", f"a part of type {kind!r}; rankd's prompts are text")
 
 
-def check_row(row, where, any_style):
+def check_row(row, where):
     """What rankd would refuse later, or what would mean something else there."""
     for name in MEDIA:
         if row.get(name):
             fail(f"{where}.{name}", "rankd's prompts are text")
     if isinstance(row.get("prompt"), list):
         check_messages(row["prompt"], f"{where}.prompt")
-    model = row.get("reward_model")
-    style = model.get("style") if isinstance(model, dict) else None
-    if style not in (None, "rule") and not any_style:
-        fail(f"{where}.reward_model.style", f"{style!r} is scored by a model in verl; --any-style keeps the row")
 
 
-def convert_row(row, where, keep_nulls=False, any_style=False):
+def convert_row(row, where, keep_nulls=False):
     """One row of a file as an object for one line."""
     out = convert_struct(row, where, keep_nulls)
-    check_row(out, where, any_style)
+    check_row(out, where)
     return out
 
 
-def row_to_line(row, where, keep_nulls=False, any_style=False):
-    return json.dumps(convert_row(row, where, keep_nulls, any_style), ensure_ascii=False, allow_nan=False) + "\n"
+def row_to_line(row, where, keep_nulls=False):
+    return json.dumps(convert_row(row, where, keep_nulls), ensure_ascii=False) + "\n"
+
+
+def check_columns(names, path):
+    for name in names:
+        if list(names).count(name) > 1:
+            fail(path, f"two columns have the name {name!r}; rename one of them")
 
 
 def read_rows(path):
@@ -134,8 +129,12 @@ def read_rows(path):
         import pyarrow.parquet
     except ImportError:
         pyarrow = None
+    if not os.path.isfile(path):
+        fail(path, "expected a file")
     if pyarrow is not None:
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
+        file = pyarrow.parquet.ParquetFile(path)
+        check_columns(file.schema_arrow.names, path)
+        for batch in file.iter_batches():
             yield from batch.to_pylist()
         return
     try:
@@ -143,43 +142,55 @@ def read_rows(path):
     except ImportError:
         sys.exit("rankd_parquet_to_jsonl.py: needs pyarrow, or pandas with a Parquet engine: pip install pyarrow")
     frame = pandas.read_parquet(path)
+    check_columns(frame.columns, path)
     for values in frame.itertuples(index=False, name=None):
         yield dict(zip(frame.columns, values))
 
 
-def write_lines(paths, out, keep_nulls, any_style):
+def rows_of(path):
+    """read_rows, with the libraries' errors about damaged files as our own."""
+    try:
+        yield from read_rows(path)
+    except (ConversionError, OSError, MemoryError):
+        raise
+    except Exception as error:  # pyarrow's ArrowInvalid is a ValueError, pandas' engines have others
+        fail(path, f"not a Parquet file that can be read: {error}")
+
+
+def write_lines(paths, out, keep_nulls):
     count = 0
     for path in paths:
-        for i, row in enumerate(read_rows(path)):
-            out.write(row_to_line(row, f"{path}: row {i}", keep_nulls, any_style))
+        for i, row in enumerate(rows_of(path)):
+            out.write(row_to_line(row, f"{path}: row {i}", keep_nulls))
             count += 1
     return count
 
 
-def convert_files(paths, out_path, keep_nulls=False, any_style=False):
-    """Writes all rows or nothing; returns their number."""
+def convert_files(paths, out_path, keep_nulls=False):
+    """Writes all rows or nothing; returns their number. Neither the output nor the file in work may exist."""
     partial = out_path + ".partial"
+    if os.path.lexists(out_path):
+        fail(out_path, "exists, and is not replaced; the last argument is the output")
+    out = open(partial, "x", encoding="utf-8", newline="\n")
     try:
-        with open(partial, "w", encoding="utf-8", newline="\n") as out:
-            count = write_lines(paths, out, keep_nulls, any_style)
+        with out:
+            count = write_lines(paths, out, keep_nulls)
             out.flush()
             os.fsync(out.fileno())
-        os.replace(partial, out_path)
+        os.link(partial, out_path)  # unlike a renaming, does not replace a file that has appeared meanwhile
     finally:
-        if os.path.exists(partial):
-            os.remove(partial)
+        os.remove(partial)
     return count
 
 
 def main(arguments):
     parser = argparse.ArgumentParser(description="Parquet files with verl's rows to JSON Lines for rankd.")
     parser.add_argument("--keep-nulls", action="store_true", help="keep members of structs that are null")
-    parser.add_argument("--any-style", action="store_true", help="keep rows whose reward_model.style is not rule")
     parser.add_argument("inputs", nargs="+", metavar="IN.parquet")
     parser.add_argument("output", metavar="OUT.jsonl")
     args = parser.parse_args(arguments)
     try:
-        count = convert_files(args.inputs, args.output, args.keep_nulls, args.any_style)
+        count = convert_files(args.inputs, args.output, args.keep_nulls)
     except (ConversionError, OSError) as error:
         sys.exit(f"rankd_parquet_to_jsonl.py: {error}")
     print(f"{args.output}: {count} rows")

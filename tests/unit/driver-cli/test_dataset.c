@@ -245,7 +245,6 @@ static const struct {
     {"a number", "[5]", "data.jsonl:1: expected a JSON object"},
     {"empty", "[ ]", "no prompts"},
     {"text behind it", "[{\"prompt\": \"1\"}]\nx", "data.jsonl:2: "},
-    {"Parquet", "PAR1xxxxPAR1", "rankd_parquet_to_jsonl.py"},
 };
 
 static void test_create_bad_array_is_named(void **state)
