@@ -4,8 +4,3 @@ set(RK_BUNDLE_NAME rankd-${PROJECT_VERSION}-${CMAKE_SYSTEM_PROCESSOR})
 add_custom_target(bundle
     COMMAND sh ${CMAKE_SOURCE_DIR}/tools/bundle.sh ${CMAKE_BINARY_DIR} ${RK_BUNDLE_NAME}
     COMMENT "Packing ${RK_BUNDLE_NAME}.tar.gz" VERBATIM)
-foreach(target rankd rankctl rankd_driver rankd_cuda rankd-bench manual)
-    if(TARGET ${target})
-        add_dependencies(bundle ${target})
-    endif()
-endforeach()
