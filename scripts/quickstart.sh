@@ -17,8 +17,28 @@ count_gpus() {
     echo "$gpus"
 }
 
+usage() {
+    cat <<'END'
+usage: scripts/quickstart.sh [--device cpu|cuda] [KEY=VALUE ...]
+
+Installs the distribution's packages (scripts/packages.txt), builds rankd and rankctl in build/, and trains the digits
+example with GRPO on daemons that it starts and stops.
+
+  --device cpu     four daemons on the CPU (the default)
+  --device cuda    1, 2 or 4 daemons on the GPUs of this machine; needs nvcc
+  KEY=VALUE        and other arguments go to rankctl run, for example trainer.total_training_steps=10
+
+The programs stay in build/bin: build/bin/rankctl run --help lists all keys of a job.
+END
+}
+
 device=cpu
 previous=
+for arg; do
+    case $arg in
+    -h | --help) usage && exit ;;
+    esac
+done
 for arg; do # arguments for rankctl are moved to the end
     shift
     case $previous,$arg in
@@ -63,5 +83,6 @@ cmake --preset release -DRK_TESTS=OFF >build-quickstart.log 2>&1 &&
     exit 1
 }
 rm -f build-quickstart.log
+echo "quickstart: the programs are in $(pwd)/build/bin"
 exec build/bin/rankctl run examples/digits/grpo.json --local "$daemons" "device=$device" \
     "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=$tp" "$@"

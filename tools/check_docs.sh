@@ -2,6 +2,7 @@
 # check_docs.sh [FOLDER]: checks statements of the documentation about the tree:
 #   - relative links of every page refer to an existing file;
 #   - README.md links to every page of docs/;
+#   - every script has its run bit, as pages call them;
 #   - every RPC of the .proto files is served (a row of proto/rpcs.def), or the line above it says UNIMPLEMENTED;
 #   - the table of errors in docs/rpc.md has exactly the reasons in the sources.
 # For a FOLDER of installed pages, checks only the links. Prints FILE: MESSAGE for each violation and exits 1.
@@ -38,6 +39,9 @@ fi
 for page in docs/*.md; do
     links README.md | grep -qxF "README.md $page" || echo "README.md: does not lead to $page"
 done >>"$problems"
+
+find . -name '*.sh' -not -path './build/*' -not -path './.*' -not -perm -u+x |
+    sed 's|^\./\(.*\)|\1: has no run bit (git update-index --chmod=+x)|' >>"$problems"
 
 awk '
     /^package / { package = $2; sub(/;/, "", package) }

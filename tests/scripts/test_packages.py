@@ -1,7 +1,7 @@
-"""test_packages.py SOURCE_DIR: goal: scripts/packages.txt names what the build and the tests use, so that a Debian that has
-nothing else builds and passes.
+"""test_packages.py SOURCE_DIR: goal: scripts/packages.txt names what the build, the tests and the commands of the pages use, so
+that a Debian that has nothing else builds and passes.
 
-Method: dpkg tells which package has each program that CMake, scripts and tests call, each pkg-config module, header, library and
+Method: dpkg tells which package has each program that CMake, scripts, tests and pages call, each pkg-config module, header, library and
 Python module of the sources. It must be one that every Debian has, or one of the list or of their dependencies. What this machine
 does not have is not checked here, and fails on a new machine by itself. Exits with 77 without dpkg.
 """
@@ -15,7 +15,7 @@ import sys
 SOURCE = pathlib.Path(sys.argv[1]).resolve()
 # Programs of tests that skip or shorten themselves where it is missing, of another machine than ours (units, containers,
 # pages), what shells have themselves, and what CUDA's toolkit brings.
-OPTIONAL = {"clang", "debootstrap", "docker", "lintian", "nvcc", "cuobjdump", "compute-sanitizer", "prometheus", "scontrol",
+OPTIONAL = {"clang", "debootstrap", "docker", "kubectl", "lintian", "nvcc", "cuobjdump", "compute-sanitizer", "prometheus", "scontrol",
             "systemctl", "systemd-analyze", "systemd-sysusers", "kill", "userdel", "groupdel", "zsh", "gdb", "perf", "valgrind"}
 OPTIONAL_MODULES = {"datasets", "matplotlib", "pandas", "pyarrow", "tensorboard", "tokenizers", "torch", "transformers", "trl", "verl",
                     "wandb"}
@@ -96,6 +96,11 @@ def programs():
         text = path.read_text()
         yield from ((path, name) for name in re.findall(r"find_program\(\w+ ([\w.+-]+)", text))
         yield from ((path, name) for name in re.findall(r"\bCOMMAND (?:env )?([a-z][\w.+-]*)[ )\n]", text))
+    for path in tracked("*.md", "docs/*.md", "examples/**/*.md", "clients/**/*.md"):
+        text = path.read_text()
+        blocks = "\n".join(re.findall(r"^ *```\n(.*?)^ *```", text, re.S | re.M))
+        lines = "\n".join(re.findall(r"^ *(?:\w*[$#]) (.*)", blocks, re.M))
+        yield from ((path, name) for name in COMMAND.findall(lines) if f"package {name}" not in text)
     yield from ((SOURCE / path, name) for path, names in INDIRECT.items() for name in names)
 
 

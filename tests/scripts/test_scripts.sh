@@ -75,6 +75,15 @@ LABELS_dev="" check "a build without tests" 1 '^1 passed, 1 failed$' "$tests"
 GPUS=3 check "a machine whose GPU is not the first" 0 '^4 passed, 0 failed$' "$tests"
 
 quick="$root/scripts/quickstart.sh"
+printf '#!/bin/sh\necho bootstrap has run\n' >"$root/scripts/bootstrap.sh"
+for help in -h --help; do
+    out=$("$quick" a=1 $help) || failed=1
+    case $out in
+    *"bootstrap has run"*) echo "quickstart.sh $help installs" && failed=1 ;;
+    usage:*build/bin*) ;;
+    *) echo "quickstart.sh $help prints: $out" && failed=1 ;;
+    esac
+done
 check "no GPU needed" 0 'rankctl .* --local 4 device=cpu .*size=2$' "$quick"
 check "arguments go on" 0 'device=cpu .*size=2 a=1 b=2$' "$quick" a=1 b=2
 GPUS="0 1" check "two GPUs" 0 '--local 2 device=cuda .*size=2 a=1$' "$quick" --device cuda a=1

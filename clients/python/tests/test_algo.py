@@ -41,14 +41,24 @@ class OfABatch(FakeTest):
         """Goal: the client's methods equal layout() and make_plan() with the row sums of the masks."""
         _, client = self.fake()
         lengths = np.array([3, 1, 2, 4])
-        batch = rankd.Batch({"attention_mask": (np.arange(4) < lengths[:, None]).astype(np.int64), "x": lengths})
-        balanced = client.balance("actor", batch, 2)
+        columns = {"attention_mask": (np.arange(4) < lengths[:, None]).astype(np.int64), "x": lengths}
+        balanced = client.balance("actor", rankd.Batch(columns), 2)
         np.testing.assert_array_equal(balanced["x"], lengths[rankd.layout(lengths, 1, 2)])
         plan = client.plan("actor", balanced, max_token_len=5, mini_batch_rows=2)
         self.assertEqual(plan, rankd.make_plan(balanced.array("x"), 1, max_token_len=5, mini_batch_rows=2))
         balanced["response_mask"] = np.ones((4, 2), np.int64)
         plan = client.plan("actor", balanced, epochs=2)
         self.assertEqual(plan, rankd.make_plan(balanced.array("x"), 1, max_token_len=16384, loss_tokens=[2] * 4, epochs=2))
+
+    def test_plain_dicts_are_batches(self):
+        """Goal: a dict of columns is taken wherever a Batch is."""
+        _, client = self.fake()
+        columns = {"attention_mask": np.tril(np.ones((4, 4), np.int64)), "x": np.arange(4)}
+        batch = rankd.Batch(columns)
+        np.testing.assert_array_equal(client.balance("actor", columns, 2)["x"], client.balance("actor", batch, 2)["x"])
+        self.assertEqual(client.plan("actor", columns), client.plan("actor", batch))
+        np.testing.assert_array_equal(rankd.concat([columns, batch])["x"], [0, 1, 2, 3, 0, 1, 2, 3])
+        np.testing.assert_array_equal(batch.select("x").union(columns)["attention_mask"], columns["attention_mask"])
 
     def test_columns_that_a_method_does_not_take(self):
         """Goal: a Batch, which may come from other calls, sends what the method takes; a dict is sent as it is."""

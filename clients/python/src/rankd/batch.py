@@ -157,8 +157,14 @@ class Batch(Dict[str, Column]):
         return merged
 
 
-def concat(batches: Sequence[Batch]) -> Batch:
+def as_batch(columns: Mapping[str, Column]) -> Batch:
+    """A Batch as it is, and a plain dict as a Batch of the same columns."""
+    return columns if isinstance(columns, Batch) else Batch(columns)
+
+
+def concat(parts: Sequence[Mapping[str, Column]]) -> Batch:
     """Concatenates rows. `metrics` of meta is dropped; other keys must be equal in all batches that have them."""
+    batches = [as_batch(part) for part in parts]
     meta: Dict[str, Any] = {}
     for batch in batches:
         if set(batch) != set(batches[0]):

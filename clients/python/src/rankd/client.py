@@ -13,7 +13,7 @@ from rankd._call import CallFuture, Progress, Result
 from rankd._lease import Lease
 from rankd._watch import Event
 from rankd._worker import CONTROL_TIMEOUT_S, Tls, Worker, call_all
-from rankd.batch import Batch, Column, entries
+from rankd.batch import Batch, Column, as_batch, entries
 from rankd.errors import RankdError
 from rankd.mesh import Grid, Mesh
 from rankd.methods import Actor, Critic, Ref, Reward, Rollout, Teacher
@@ -216,15 +216,18 @@ class Client:
 
     # --- plans ---
 
-    def balance(self, role: str, batch: Batch, mini_batch_rows: int = 0) -> Batch:
+    def balance(self, role: str, batch: Mapping[str, Column], mini_batch_rows: int = 0) -> Batch:
         """The batch with its rows in the order of rankd.layout(): every replica of the role gets a balanced part
         of each mini-batch of consecutive rows. The column attention_mask gives the lengths. Call it before
         plan()."""
+        batch = as_batch(batch)
         return batch.rows(layout(_row_sums(batch, "attention_mask"), self.mesh(role).size["dp"], mini_batch_rows))
 
-    def plan(self, role: str, batch: Batch, *, max_token_len: int = 16384, mini_batch_rows: int = 0, epochs: int = 1) -> Plan:
+    def plan(self, role: str, batch: Mapping[str, Column], *, max_token_len: int = 16384, mini_batch_rows: int = 0,
+             epochs: int = 1) -> Plan:
         """rankd.make_plan() of a batch from balance(): lengths from the column attention_mask, the tokens of the
         loss from response_mask or loss_mask if the batch has one."""
+        batch = as_batch(batch)
         mask = next((name for name in ("response_mask", "loss_mask") if name in batch), None)
         return make_plan(_row_sums(batch, "attention_mask"), self.mesh(role).size["dp"], max_token_len=max_token_len,
                          loss_tokens=_row_sums(batch, mask) if mask else None, mini_batch_rows=mini_batch_rows,
