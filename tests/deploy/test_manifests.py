@@ -214,8 +214,32 @@ def check_compose():
 
 
 def docker_lines(path):
+    """The instructions; FROM with the values of the arguments before it."""
     text = re.sub(r"^#.*\n", "", path.read_text(), flags=re.M)
-    return [line.split(None, 1) for line in re.sub(r"\\\n\s*", "", text).splitlines() if line.strip()]
+    lines = [line.split(None, 1) for line in re.sub(r"\\\n\s*", "", text).splitlines() if line.strip()]
+    first = [name for name, _ in lines].index("FROM")
+    arguments = dict(rest.split("=", 1) for name, rest in lines[:first] if name == "ARG")
+    lines[first][1] = re.sub(r"\$\{(\w+)\}", lambda match: arguments[match.group(1)], lines[first][1])
+    return lines[first:]
+
+
+# Images of others that exist, as their publishers list them; rankd:* are built by docs/deploy.md.
+PUBLIC_IMAGES = {"debian:12-slim", "nvidia/cuda:13.0.1-runtime-ubuntu24.04"}
+OWN_IMAGES = {"rankd:cpu", "rankd:cuda"}
+
+
+def check_images():
+    """Every image of manifests is one that docs/deploy.md builds, and every bundle and package has this version."""
+    page = (SOURCE / "docs/deploy.md").read_text()
+    built = set(re.findall(r"docker build -f \S+ -t (\S+)", page))
+    check(built == OWN_IMAGES, f"docs/deploy.md builds {sorted(built)}")
+    for path in [*SOURCE.glob("deploy/**/*.yaml"), *SOURCE.glob("docs/*.md"), SOURCE / "README.md"]:
+        for image in re.findall(r"\b(?:image: *|FROM |docker run (?:-\S+ )*)([\w./-]+:[\w.-]+)", path.read_text()):
+            check(image in OWN_IMAGES | PUBLIC_IMAGES, f"{path.name}: nobody has the image {image}")
+    version = re.search(r"project\(rankd VERSION ([0-9.]+)", (SOURCE / "CMakeLists.txt").read_text()).group(1)
+    for path in [*SOURCE.glob("docs/*.md"), *SOURCE.glob("deploy/docker/*"), SOURCE / "README.md"]:
+        for found in re.findall(r"rankd(?:-driver\w*)?[-_]([0-9]+\.[0-9]+\.[0-9]+)", path.read_text()):
+            check(found == version, f"{path.name}: names version {found}, this is {version}")
 
 
 def check_dockerfile(path):
@@ -224,7 +248,7 @@ def check_dockerfile(path):
     last = {name: rest for name, rest in lines}
     where = path.name
     check(names[0] == "FROM", f"{where}: does not begin with FROM")
-    check(re.search(r":[0-9a-z.-]*[0-9]", last["FROM"]) and "latest" not in last["FROM"], f"{where}: FROM has no version (DL3006)")
+    check(last["FROM"] in PUBLIC_IMAGES, f"{where}: FROM {last['FROM']}, which is not known to exist (DL3006: with a version)")
     check(last.get("USER", "root").split(":")[0] not in ("root", "0"), f"{where}: runs as root (DL3002)")
     check(last.get("STOPSIGNAL") == "SIGTERM", f"{where}: STOPSIGNAL is not SIGTERM")
     for name in ("HEALTHCHECK", "CMD", "WORKDIR", "EXPOSE"):
@@ -246,6 +270,7 @@ def check_dockerfile(path):
 
 check_kubernetes()
 check_compose()
+check_images()
 for dockerfile in sorted((SOURCE / "deploy/docker").glob("Dockerfile.*")):
     check_dockerfile(dockerfile)
 ignored = (SOURCE / ".dockerignore").read_text().split("\n")
