@@ -185,6 +185,8 @@ const struct rk_job_role *rk_job_roles(int64_t *count);
 const struct rk_job_role *rk_job_role(uint32_t bit); /* a row of that table (asserted) */
 /* Whether the daemons of the job have the role: the only place that decides this, from its flow and keys. */
 bool rk_job_role_needed(const struct rk_config *job, uint32_t bit);
+/* Whether it also gets a model: with trainer.val_only roles that only training needs get none. */
+bool rk_job_role_has_model(const struct rk_config *job, uint32_t bit);
 /* The role whose weights this one uses in the job; 0: it has its own. */
 uint32_t rk_job_role_shares(const struct rk_config *job, uint32_t bit);
 /* Whether the rollout has separate weights, which update_weights keeps equal to the actor's. */

@@ -49,6 +49,13 @@ bool rk_job_role_needed(const struct rk_config *job, uint32_t bit)
     return (flow->roles & bit) || ((flow->optional_roles & bit) && role->is_wanted(job));
 }
 
+bool rk_job_role_has_model(const struct rk_config *job, uint32_t bit)
+{
+    bool only_trains = rk_flow_of(job)->training_roles & bit;
+
+    return rk_job_role_needed(job, bit) && !(only_trains && rk_config_bool(job, "trainer.val_only"));
+}
+
 /* --- sizes --- */
 
 int64_t rk_job_sequences(const struct rk_config *job)

@@ -162,7 +162,30 @@ static void test_validate_training_is_the_same_and_numbers_are_those_of_the_dump
     rk_free(plain);
 }
 
-/* Goal: val_only trains and exports nothing; greedy results do not depend on the batches. */
+/* The plan of the first rank: an actor that does not train, and a rollout. */
+static void assert_plan_without_training(const char *dir)
+{
+    static const char *const kinds[] = {"gradients", "optimizer", "masters"};
+    char *path = rk_path_join(dir, "memory_plan.json");
+    const struct rk_json *roles;
+    struct rk_json *plan;
+
+    assert_ok(rk_json_parse_file(&plan, path, 1 << 20, 0));
+    roles = rk_json_find(rk_json_at(rk_json_find(plan, "ranks"), 0), "roles");
+    assert_int_equal(rk_json_count(roles), 2);
+    for (int64_t i = 0; i < 2; i++) {
+        const struct rk_json *role = rk_json_at(roles, i), *planned = rk_json_find(role, "planned");
+
+        assert_string_equal(rk_json_as_string(rk_json_find(role, "role"), ""), i ? "rollout" : "actor");
+        for (size_t k = 0; k < RK_ARRAY_LEN(kinds); k++)
+            assert_int_equal(rk_json_as_int(rk_json_find(planned, kinds[k]), -1), 0);
+    }
+    rk_json_free(plan);
+    rk_free(path);
+}
+
+/* Goal: val_only trains and exports nothing, and has no memory for it, nor reference and critic; greedy
+ * results do not depend on the batches. */
 static void test_validate_only_ends_after_the_validation(void **state)
 {
     static const char *const batches[] = {"data.val_batch_size=2", "data.val_batch_size=100"};
@@ -171,8 +194,11 @@ static void test_validate_only_ends_after_the_validation(void **state)
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(batches); i++) {
         char *dir, *hf;
-        struct outcome outcome = run_job(
-            (const char *const[]){"trainer.val_only=true", "numerics=strict", batches[i], NULL}, &dir);
+        struct outcome outcome =
+            run_job((const char *const[]){"trainer.val_only=true", "numerics=strict", batches[i],
+                                          "actor_rollout_ref.actor.use_kl_loss=true",
+                                          "algorithm.adv_estimator=gae", NULL},
+                    &dir);
         struct rk_json *metrics;
 
         assert_exit(&outcome, 0);
@@ -181,6 +207,7 @@ static void test_validate_only_ends_after_the_validation(void **state)
         assert_int_equal(count_metrics(dir), 1);
         metrics = read_metrics(dir, 1);
         means[i] = metric(metrics, "val-core/digits/acc/mean@1");
+        assert_plan_without_training(dir);
         hf = rk_path_join(dir, "hf");
         assert_int_not_equal(access(hf, F_OK), 0);
         rk_free(hf);

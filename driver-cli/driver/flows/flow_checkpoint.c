@@ -193,6 +193,21 @@ static struct rk_status *check_loaded(const struct rk_flow_context *ctx,
     return NULL;
 }
 
+/* Without the optimizer's state where there is no optimizer. */
+static struct rk_json *contents_to_load(const struct rk_flow_context *ctx)
+{
+    const struct rk_json *all = ctx->checkpoints->load_contents;
+    struct rk_json *contents = rk_json_new_array();
+
+    for (int64_t i = 0; i < rk_json_count(all); i++) {
+        const struct rk_json *item = rk_json_at(all, i);
+
+        if (!ctx->validates_only || strcmp(rk_json_as_string(item, ""), "optimizer") != 0)
+            rk_json_append(contents, rk_json_clone(item));
+    }
+    return contents;
+}
+
 static struct rk_status *load_part(struct rk_flow_context *ctx, const char *role)
 {
     const struct rk_checkpoints *checkpoints = ctx->checkpoints;
@@ -202,7 +217,7 @@ static struct rk_status *load_part(struct rk_flow_context *ctx, const char *role
     struct rk_status *st;
 
     rk_json_set(options, "path", rk_json_new_string(path));
-    rk_json_set(options, "contents", rk_json_clone(checkpoints->load_contents));
+    rk_json_set(options, "contents", contents_to_load(ctx));
     rk_free(path);
     st = rk_flow_call(ctx, role, "load_checkpoint", NULL, options, NULL, &result);
     if (!st)
@@ -217,8 +232,10 @@ struct rk_status *rk_flow_checkpoint_load(struct rk_flow_context *ctx)
 
     if (!checkpoints || !checkpoints->resume_path)
         return NULL;
-    for (const char *const *role = checkpoints->roles; *role; role++)
-        RK_TRY(load_part(ctx, *role));
+    for (const char *const *role = checkpoints->roles; *role; role++) {
+        if (rk_job_role_has_model(ctx->job, rk_role_parse(*role)))
+            RK_TRY(load_part(ctx, *role));
+    }
     if (ctx->kl_ctrl.is_adaptive && !isnan(checkpoints->resume_kl_coef))
         ctx->kl_ctrl.kl_coef = checkpoints->resume_kl_coef;
     ctx->step = ctx->trained_step = checkpoints->resume_step;

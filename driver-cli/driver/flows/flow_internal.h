@@ -68,6 +68,7 @@ struct rk_flow {
     int32_t group_size;      /* sequences that stay in one micro-batch: 1, or the 2 of a pair */
     uint32_t roles;          /* RK_ROLE_*: those of every job */
     uint32_t optional_roles; /* those that keys of a job enable (job_roles.c) */
+    uint32_t training_roles; /* of these, the ones that validation does not need */
     const struct rk_flow_step *const *steps; /* of one step of training, in their order; ends with NULL */
     const struct rk_flow_step *validate;     /* the step that evaluates the current model */
     /* The parts of a step that verify-layout runs, each list ended by NULL: the steps that make the rows of

@@ -46,6 +46,7 @@ const struct rk_flow rk_flow_rl = {
     .group_size = 1,
     .roles = RK_ROLE_ACTOR | RK_ROLE_ROLLOUT,
     .optional_roles = RK_ROLE_REF | RK_ROLE_CRITIC | RK_ROLE_REWARD | RK_ROLE_TEACHER,
+    .training_roles = RK_ROLE_REF | RK_ROLE_CRITIC | RK_ROLE_TEACHER,
     .steps = steps,
     .validate = &rk_step_validate,
     .rows = rows,

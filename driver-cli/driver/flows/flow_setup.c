@@ -145,6 +145,8 @@ static struct rk_json *actor_options(const struct rk_flow_context *ctx)
     rk_job_set_router_replay(options, ctx->job, RK_ROLE_ACTOR);
     if (rk_job_moves_weights(ctx->job))
         rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_RESHARD);
+    if (ctx->validates_only)
+        rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
     return options;
 }
 
@@ -311,7 +313,7 @@ static struct rk_status *plan_roles(struct rk_flow_context *ctx, struct rk_memor
 {
     for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
         const struct rk_job_role *role = rk_job_role(models[i].role);
-        struct rk_status *st = rk_job_role_needed(ctx->job, role->bit) ? plan_role(ctx, sum, role) : NULL;
+        struct rk_status *st = rk_job_role_has_model(ctx->job, role->bit) ? plan_role(ctx, sum, role) : NULL;
 
         if (st)
             return rk_status_code(st) == RK_RESOURCE_EXHAUSTED ? rk_memory_sum_refuse(sum, role, st) : st;
@@ -340,7 +342,7 @@ struct rk_status *rk_flow_setup(struct rk_flow_context *ctx)
     say_numerics(ctx);
     RK_TRY(rk_flow_sum_memory(ctx));
     for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
-        if (!rk_job_role_needed(ctx->job, models[i].role))
+        if (!rk_job_role_has_model(ctx->job, models[i].role))
             continue;
         RK_TRY(rk_flow_call(ctx, rk_job_role(models[i].role)->name, "init_model", NULL,
                             models[i].options(ctx), NULL, &result));
