@@ -118,6 +118,18 @@ static struct rk_status *add_dir(struct replay *replay, const char *dir)
     return NULL;
 }
 
+static struct rk_status *check_num_threads(const struct rk_recording *recording)
+{
+    const struct rk_json *value = rk_json_find(rk_recording_info(recording), "cpu_num_threads");
+    int64_t count = rk_json_as_int(value, value ? -1 : 0);
+
+    if (count >= 0 && count <= NUM_THREADS_MAX)
+        return NULL;
+    return RK_FAIL_REASON(RK_DATA_LOSS, "RECORD_DAMAGED",
+                          "'%s/" RK_RECORDING_INFO_FILE "': cpu_num_threads: expected a number from 0 to %d",
+                          rk_recording_dir(recording), NUM_THREADS_MAX);
+}
+
 static struct rk_status *open_recordings(struct replay *replay)
 {
     uint32_t flags = rk_cli_has(replay->cli, "partial") ? RK_RECORDING_PARTIAL : 0;
@@ -132,6 +144,7 @@ static struct rk_status *open_recordings(struct replay *replay)
             st = RK_WRAP(st, "--partial replays the complete entries before it");
         RK_TRY(st);
         rk_array_append(&replay->recordings, recording);
+        RK_TRY(check_num_threads(recording));
         if (!rk_recording_end_reason(recording))
             fprintf(stderr, "rankctl: '%s' has no end: the daemon was killed, or is still recording\n",
                     rk_recording_dir(recording));
@@ -155,12 +168,9 @@ static char *find_device(const struct replay *replay)
 }
 
 /* The order of sums, and with it their last bits, depends on it. 0: not recorded. */
-static int64_t find_num_threads(const struct replay *replay)
+static int64_t num_threads_of(const struct rk_recording *recording)
 {
-    const struct rk_json *info = rk_recording_info(replay->order.recordings[0]);
-    int64_t recorded = rk_json_as_int(rk_json_find(info, "cpu_num_threads"), 0);
-
-    return recorded > 0 && recorded <= NUM_THREADS_MAX ? recorded : 0;
+    return rk_json_as_int(rk_json_find(rk_recording_info(recording), "cpu_num_threads"), 0);
 }
 
 static struct rk_status *start_local(struct replay *replay)
@@ -168,20 +178,22 @@ static struct rk_status *start_local(struct replay *replay)
     const char *const roots[] = {"/", NULL};
     struct rk_local_config config = {
         .struct_size = sizeof(config), .num_daemons = replay->order.num_ranks, .ckpt_roots = roots};
-    char *program, *device, *log_dir = rk_strdup("/tmp/rankctl-replay-XXXXXX");
+    char *program, *device, *log_dir;
     struct rk_status *st;
 
+    RK_TRY(rk_cli_find_rankd(&program));
+    log_dir = rk_strdup("/tmp/rankctl-replay-XXXXXX");
     if (!mkdtemp(log_dir)) {
         st = rk_errno_status("cannot create a directory like", log_dir);
         rk_free(log_dir);
+        rk_free(program);
         return st;
     }
     config.log_dir = replay->log_dir = log_dir;
-    RK_TRY(rk_cli_find_rankd(&program));
     device = find_device(replay);
     config.program = program;
     config.device = device;
-    config.num_threads = find_num_threads(replay);
+    config.num_threads = num_threads_of(replay->order.recordings[0]);
     st = rk_local_start(&replay->local, &config);
     rk_free(device);
     rk_free(program);
@@ -344,6 +356,8 @@ static void fini(struct replay *replay, const struct rk_status *st)
     rk_local_stop(replay->local);
     if (replay->log_dir && (!st || strcmp(rk_status_reason(st), "RESULT_DIFFERS") == 0))
         RK_IGNORE(rk_ckpt_remove(replay->log_dir), "logs of a successful command");
+    else if (replay->log_dir)
+        fprintf(stderr, "rankctl: the logs of the daemons are in %s\n", replay->log_dir);
     rk_free(replay->log_dir);
     rk_hosts_fini(&replay->hosts);
     rk_replay_report_fini(&replay->report);

@@ -197,6 +197,39 @@ static bool spoil(const struct rk_recording_item *item, struct rk_batch *batch, 
     return true;
 }
 
+/* What copy_recording also changes. */
+static struct {
+    const char *method;  /* of the call that it leaves out or repeats; NULL: none */
+    int times;           /* how often it is copied */
+    const char *code;    /* JSON, of the first result; NULL: as it was */
+    const char *threads; /* JSON, of cpu_num_threads; NULL: as it was */
+} edit;
+
+static struct rk_json *parse_value(const char *text)
+{
+    struct rk_json *value;
+
+    assert_ok(rk_json_parse(&value, text, strlen(text), "edit", 0));
+    return value;
+}
+
+static int times_of(const struct rk_recording_item *item)
+{
+    struct rk_arena *arena = rk_arena_create(4096, 0);
+    struct rk_execute_request call;
+    int times = 1;
+
+    if (edit.method && item->kind == RK_RECORDING_CALL) {
+        assert_ok(rk_unpack_execute_request(&call, arena, item->message, item->message_bytes));
+        if (strcmp(call.header.method, edit.method) == 0) {
+            edit.method = NULL;
+            times = edit.times;
+        }
+    }
+    rk_arena_destroy(arena);
+    return times;
+}
+
 /* Copies an entry; returns true if it was modified. */
 static bool copy_entry(struct rk_recording_writer *writer, const struct rk_recording *from,
                        const struct rk_recording_item *item, const char *name, float change)
@@ -212,6 +245,10 @@ static bool copy_entry(struct rk_recording_writer *writer, const struct rk_recor
 
     rk_json_free(entry->meta);
     entry->meta = rk_json_clone(item->meta);
+    if (edit.code && item->kind == RK_RECORDING_RESULT) {
+        rk_json_set(entry->meta, "code", parse_value(edit.code));
+        edit.code = NULL;
+    }
     rk_str_append_bytes(&entry->message, item->message, item->message_bytes);
     if (spec && spec->num_tensors > 0) {
         assert_ok(rk_recording_read_batch(&batch, from, item, spec));
@@ -238,10 +275,16 @@ static void copy_recording(const char *to_dir, int rank, const char *name, float
     assert_ok(rk_recording_open(&from, from_dir, 0));
     info = rk_json_clone(rk_recording_info(from));
     rk_json_remove(info, "checksum");
+    if (edit.threads)
+        rk_json_set(info, "cpu_num_threads", parse_value(edit.threads));
     assert_ok(rk_recording_writer_open(&writer, dir, info));
     for (int64_t i = 0; i < rk_recording_num_items(from); i++) {
-        if (copy_entry(writer, from, rk_recording_item_at(from, i), name, change))
-            name = NULL;
+        const struct rk_recording_item *item = rk_recording_item_at(from, i);
+
+        for (int n = times_of(item); n > 0; n--) {
+            if (copy_entry(writer, from, item, name, change))
+                name = NULL;
+        }
     }
     assert_null(name); /* it was found */
     rk_recording_writer_close(writer);
@@ -327,6 +370,47 @@ static void test_replay_refuses_bad_folders(void **state)
     rk_free(dir);
 }
 
+/* Goal: ranks that disagree are refused at once, with the call and the rank, and no daemon waits for another.
+ */
+static void test_replay_refuses_ranks_that_disagree(void **state)
+{
+    static const struct {
+        const char *method, *code, *threads, *reason, *message;
+        int times;
+    } cases[] = {
+        {"generate_sequences", NULL, NULL, "RECORD_DISAGREES", "rollout.generate_sequences: rank 1 (", 0},
+        {"update_actor", NULL, NULL, "RECORD_DISAGREES", "actor.update_actor: rank 1 (", 0},
+        {"update_actor", NULL, NULL, "RECORD_DAMAGED", "the call is there twice", 2},
+        {NULL, "\"NOSUCH\"", NULL, "RECORD_DAMAGED", "code: expected a number from 0 to 16, got \"NOSUCH\"",
+         1},
+        {NULL, "99", NULL, "RECORD_DAMAGED", "code: expected a number from 0 to 16, got 99", 1},
+        {NULL, NULL, "-1", "RECORD_DAMAGED", "cpu_num_threads: expected a number from 0 to 4096", 1},
+        {NULL, NULL, "1000000", "RECORD_DAMAGED", "cpu_num_threads", 1},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *name = rk_format("disagree-%zu", i), *dir = rk_test_temp_path(name);
+        struct outcome outcome;
+
+        assert_int_equal(mkdir(dir, 0700), 0);
+        copy_recording(dir, 0, NULL, 0.0f);
+        edit.method = cases[i].method;
+        edit.times = cases[i].times;
+        edit.code = cases[i].code;
+        edit.threads = cases[i].threads;
+        copy_recording(dir, 1, NULL, 0.0f);
+        edit.threads = NULL;
+        assert_refused_record((const char *const[]){dir, NULL}, 1, cases[i].reason);
+        outcome = run_rankctl((const char *const[]){"replay", dir, NULL});
+        assert_exit(&outcome, 1);
+        assert_text("stderr", outcome.err, cases[i].message);
+        outcome_fini(&outcome);
+        rk_free(dir);
+        rk_free(name);
+    }
+}
+
 /* --- a full disk --- */
 
 static int count_lines(const char *log, const char *part)
@@ -398,6 +482,7 @@ int main(void)
         cmocka_unit_test(test_replay_with_another_seed_names_the_call),
         cmocka_unit_test(test_replay_names_a_changed_value),
         cmocka_unit_test(test_replay_refuses_bad_folders),
+        cmocka_unit_test(test_replay_refuses_ranks_that_disagree),
         cmocka_unit_test(test_full_disk_stops_the_recording_only),
     };
 

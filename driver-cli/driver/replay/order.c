@@ -216,6 +216,43 @@ static bool take_step(struct merge *merge)
     return false;
 }
 
+/* "rank 0 goes on with a Configure". */
+static void append_next(struct rk_str *out, const struct merge *merge, int32_t rank, struct rk_arena *arena)
+{
+    const struct rk_recording_item *next = peek(merge, rank);
+    struct rk_execute_request request;
+    struct rk_status *st;
+
+    rk_str_appendf(out, "%srank %d goes on with ", rank > 0 ? ", " : "", rank);
+    if (next->kind == RK_RECORDING_CONFIGURE) {
+        rk_str_append(out, "a Configure");
+        return;
+    }
+    st = rk_unpack_execute_request(&request, arena, next->message, next->message_bytes);
+    if (!st && request.kind == RK_EXECUTE_HEADER)
+        rk_str_appendf(out, "%s.%s (entry %" PRId64 ")", request.header.role, request.header.method,
+                       next->number);
+    else
+        rk_str_appendf(out, "entry %" PRId64, next->number);
+    rk_status_free(st);
+}
+
+static struct rk_status *differing(const struct merge *merge)
+{
+    struct rk_arena *arena = rk_arena_create(4096, 0);
+    struct rk_str text = {0};
+    struct rk_status *st;
+
+    for (int32_t rank = 0; rank < merge->order->num_ranks; rank++)
+        append_next(&text, merge, rank, arena);
+    st = RK_FAIL_REASON(RK_INVALID_ARGUMENT, "RECORD_INCOMPLETE",
+                        "the folders are not of one run: their calls differ after step %" PRId64 ": %s",
+                        merge->order->steps.count, rk_str_text(&text));
+    rk_str_fini(&text);
+    rk_arena_destroy(arena);
+    return st;
+}
+
 /* A rank that died takes no part in what the others recorded later; a Configure of the others alone is the
  * end of what can be replayed. */
 static struct rk_status *check_rest(const struct merge *merge)
@@ -226,9 +263,7 @@ static struct rk_status *check_rest(const struct merge *merge)
         has_ended |= !peek(merge, rank);
     if (has_ended)
         return NULL;
-    return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "RECORD_INCOMPLETE",
-                          "the folders are not of one run: their calls differ after step %" PRId64,
-                          merge->order->steps.count);
+    return differing(merge);
 }
 
 struct rk_status *rk_replay_order_make(struct rk_replay_order *out, struct rk_recording **recordings,
@@ -239,12 +274,16 @@ struct rk_status *rk_replay_order_make(struct rk_replay_order *out, struct rk_re
 
     *out = (struct rk_replay_order){0};
     RK_ASSERT(num_recordings > 0);
+    for (int32_t i = 0; i < num_recordings; i++)
+        RK_TRY(rk_replay_check_entries(recordings[i]));
     st = place_recordings(out, recordings, num_recordings);
     if (!st) {
         merge.next = rk_calloc((size_t)out->num_ranks, sizeof(*merge.next));
         while (take_step(&merge))
             ;
         st = check_rest(&merge);
+        if (!st)
+            st = rk_replay_check_steps(out);
     }
     rk_free(merge.next);
     if (st)

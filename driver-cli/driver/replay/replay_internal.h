@@ -1,6 +1,6 @@
 /* Replays recorded calls on other daemons: the recordings of all ranks are merged into one order (order.c),
- * each call is sent with the inputs of each rank (run.c), and the results are compared with the recorded ones
- * (compare.c). */
+ * which must agree (agree.c), each call is sent with the inputs of each rank (run.c), and the results are
+ * compared with the recorded ones (compare.c). */
 #ifndef RK_REPLAY_INTERNAL_H
 #define RK_REPLAY_INTERNAL_H
 
@@ -25,10 +25,20 @@ struct rk_replay_order {
 };
 
 /* Takes recordings in any order. INVALID_ARGUMENT (RECORD_INCOMPLETE) when ranks of the world are missing or
- * given twice, or the recordings are not of one run. */
+ * given twice, or the recordings are not of one run; errors of agree.c. */
 struct rk_status *rk_replay_order_make(struct rk_replay_order *out, struct rk_recording **recordings,
                                        int32_t num_recordings) RK_NODISCARD;
 void rk_replay_order_fini(struct rk_replay_order *order);
+
+/* --- agree.c --- */
+/* DATA_LOSS (RECORD_DAMAGED): a result without a code of the table, a call that is there twice. */
+struct rk_status *rk_replay_check_entries(const struct rk_recording *recording) RK_NODISCARD;
+/* DATA_LOSS (RECORD_DISAGREES) names the first call that a rank lacks or has otherwise, and the rank.
+ */
+struct rk_status *rk_replay_check_steps(const struct rk_replay_order *order) RK_NODISCARD;
+rk_code_t rk_replay_code_of(const struct rk_recording_item *result);
+/* Ends by external events, which a replay does not repeat. */
+bool rk_replay_is_from_outside(rk_code_t code);
 
 /* --- compare.c --- */
 typedef enum rk_difference_kind {

@@ -120,21 +120,9 @@ static void close_call(struct replay_call *call)
 
 /* --- the end of the recorded call --- */
 
-static rk_code_t code_of(const struct rk_recording_item *result)
-{
-    return (rk_code_t)rk_json_as_int(rk_json_find(result->meta, "code"), RK_OK);
-}
-
 static const char *text_of(const struct rk_recording_item *result, const char *key)
 {
     return rk_json_as_string(rk_json_find(result->meta, key), "");
-}
-
-/* Ends by external events, which a replay does not repeat. */
-static bool is_from_outside(rk_code_t code)
-{
-    return code == RK_CANCELLED || code == RK_ABORTED || code == RK_DEADLINE_EXCEEDED ||
-           code == RK_UNAVAILABLE;
 }
 
 /* The recorded error that caused the failure: a rank's own error takes precedence over errors reported for
@@ -146,9 +134,10 @@ static const struct rk_recording_item *find_failure(const struct rk_replay_step 
     for (int32_t rank = 0; rank < num_ranks; rank++) {
         const struct rk_recording_item *result = step->results[rank];
 
-        if (!result || code_of(result) == RK_OK)
+        if (!result || rk_replay_code_of(result) == RK_OK)
             continue;
-        if (!found || (is_from_outside(code_of(found)) && !is_from_outside(code_of(result))))
+        if (!found || (rk_replay_is_from_outside(rk_replay_code_of(found)) &&
+                       !rk_replay_is_from_outside(rk_replay_code_of(result))))
             found = result;
     }
     return found;
@@ -191,7 +180,7 @@ static void compare_error(struct rk_replay_report *report, const struct rk_recor
     struct rk_replay_difference difference = {
         .kind = RK_DIFFERENCE_STATUS, .num_values = 1, .num_different = 1};
 
-    difference.recorded = failure ? code_of(failure) : RK_OK;
+    difference.recorded = failure ? rk_replay_code_of(failure) : RK_OK;
     difference.replayed = rk_status_code(st);
     if (difference.recorded == difference.replayed &&
         (!failure || strcmp(text_of(failure, "reason"), rk_status_reason(st)) == 0))
@@ -236,8 +225,9 @@ static bool writes_files(const char *method)
 static void note_stop(struct rk_replay_report *report, const struct rk_recording_item *failure)
 {
     report->end = RK_REPLAY_STOPPED;
-    snprintf(report->recorded_end, sizeof(report->recorded_end), "%s%s%s: %s", rk_code_name(code_of(failure)),
-             *text_of(failure, "reason") ? " " : "", text_of(failure, "reason"), text_of(failure, "message"));
+    snprintf(report->recorded_end, sizeof(report->recorded_end), "%s%s%s: %s",
+             rk_code_name(rk_replay_code_of(failure)), *text_of(failure, "reason") ? " " : "",
+             text_of(failure, "reason"), text_of(failure, "message"));
 }
 
 static struct rk_status *run_opened(struct rk_replay_report *report, struct replay_call *call)
@@ -246,7 +236,7 @@ static struct rk_status *run_opened(struct rk_replay_report *report, struct repl
 
     report->number++;
     snprintf(report->name, sizeof(report->name), "%.127s.%.127s", call->header.role, call->header.method);
-    if (failure && is_from_outside(code_of(failure))) {
+    if (failure && rk_replay_is_from_outside(rk_replay_code_of(failure))) {
         note_stop(report, failure);
         return NULL;
     }
