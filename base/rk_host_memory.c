@@ -143,6 +143,17 @@ uint64_t rk_host_free_bytes(const char *root)
     return RK_MIN(bytes, room);
 }
 
+uint64_t rk_host_used_bytes(const char *root)
+{
+    char *path = rk_format("%s/proc/meminfo", root);
+    uint64_t total_kib = 0, available_kib = 0;
+    bool is_known =
+        read_number(path, "MemTotal:", &total_kib) && read_number(path, "MemAvailable:", &available_kib);
+
+    rk_free(path);
+    return is_known ? (total_kib - RK_MIN(available_kib, total_kib)) * 1024 : 0;
+}
+
 /* All of a small file. */
 static void add_file(struct rk_sha256 *sha, const char *root, const char *name, bool *is_known)
 {

@@ -12,6 +12,8 @@ RK_BEGIN_DECLS
 /* Memory that this process can still allocate: the minimum of the host's available memory and of the limits
  * of its control groups. UINT64_MAX when it is unknown. */
 uint64_t rk_host_free_bytes(const char *root);
+/* Memory of the host that is in use, by all processes; 0 when it is unknown. */
+uint64_t rk_host_used_bytes(const char *root);
 #define RK_HOST_MEMORY_DOMAIN_BYTES 17
 /* An identifier of everything on which the value above depends: host, control groups. Processes with the same
  * identifier share the same memory. "" when it is unknown. */

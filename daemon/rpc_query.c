@@ -41,6 +41,7 @@ static struct rk_status *describe(struct rk_call *call, struct rk_bytes request,
     (void)request; /* has no fields */
     rk_worker_get_snapshot(daemon->worker, &snapshot);
     response.rank = rk_group_describe(daemon, &snapshot, arena);
+    response.device_model = rk_arena_strdup(arena, snapshot.device_model);
     rk_pack_describe_response(reply, &response);
     return NULL;
 }

@@ -166,6 +166,9 @@ const struct rk_mesh *rk_driver_find_mesh(const struct rk_driver *driver, const 
 /* The kind of device of all workers: "cpu", "cuda". Borrowed until the next configure; NULL before the
  * first. */
 const char *rk_driver_device_kind(const struct rk_driver *driver);
+/* The hardware of the first worker: "NVIDIA H200", "cpu"; "" when the daemon does not say. Borrowed until the
+ * next configure; NULL before the first. */
+const char *rk_driver_device_model(const struct rk_driver *driver);
 
 /* --- calls --- */
 struct rk_driver_call_args {

@@ -13,7 +13,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_DEVICE_ABI 7
+#define RK_DEVICE_ABI 8
 
 #define RK_DEVICE_UUID_BYTES   64
 #define RK_DEVICE_DOMAIN_BYTES 32
@@ -38,6 +38,7 @@ struct rk_device_config {
 
 struct rk_device_info {
     char name[64];                   /* "cpu", "cuda:0" */
+    char model[64];                  /* of the hardware, "NVIDIA H200"; "cpu" */
     char uuid[RK_DEVICE_UUID_BYTES]; /* of the physical device; the host's name for the CPU */
     uint64_t memory_total_bytes;
     /* Equal for processes that share the same memory; "" if it is not shared. */

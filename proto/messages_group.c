@@ -145,6 +145,7 @@ static const struct rk_field describe_response_fields[] = {
     RK_ONE(U64, rk_describe_response, "max_inflight_bytes", max_inflight_bytes),
     RK_ONE(TEXT, rk_describe_response, "backend", backend, .max_bytes = RK_LIMIT_NAME_BYTES),
     RK_ONE(U32, rk_describe_response, "nccl_version", nccl_version),
+    RK_ONE(TEXT, rk_describe_response, "device_model", device_model, .max_bytes = RK_LIMIT_NAME_BYTES),
 };
 RK_RECORD(rk_record_describe_response, rankd__v1__describe_response__descriptor, rk_describe_response,
           describe_response_fields);

@@ -186,6 +186,7 @@ struct rk_describe_response {
     uint64_t incarnation, max_chunk, max_inflight_bytes;
     const char *backend;
     uint32_t nccl_version;
+    const char *device_model;
 };
 
 struct rk_acquire_lease_request {

@@ -11,6 +11,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_fault.h"
+#include "base/rk_host_memory.h"
 #include "base/rk_str.h"
 #include "base/rk_time.h"
 
@@ -91,9 +92,11 @@ void rk_method_call_add_memory_metrics(struct rk_method_call *call)
 {
     const struct rk_role *role = call->role;
     char name[64];
-    double bytes = (double)rk_device_get_stats(call->worker->device).peak_bytes;
+    double gib = 1024.0 * 1024.0 * 1024.0,
+           bytes = (double)rk_device_get_stats(call->worker->device).peak_bytes;
 
-    rk_job_add_metric(call->job, "perf/max_memory_allocated_gb", bytes / (1024.0 * 1024.0 * 1024.0), "max");
+    rk_job_add_metric(call->job, "perf/max_memory_allocated_gb", bytes / gib, "max");
+    rk_job_add_metric(call->job, "perf/cpu_memory_used_gb", (double)rk_host_used_bytes("") / gib, "max");
     snprintf(name, sizeof(name), "%s/memory_overflows", role->name);
     rk_job_add_metric(call->job, name, (double)rk_model_get_memory(role->model).step_overflows, "max");
 }

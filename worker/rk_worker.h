@@ -195,7 +195,7 @@ struct rk_worker_snapshot {
     uint64_t rollout_running, rollout_waiting, kv_blocks_used, kv_blocks;
     uint64_t num_watchdog_verdicts; /* calls that the watchdog ended, since the start */
     uint64_t device_allocated_bytes, device_peak_bytes, device_total_bytes;
-    char device_uuid[64];
+    char device_uuid[64], device_model[64];
 };
 void rk_worker_get_snapshot(struct rk_worker *worker, struct rk_worker_snapshot *out);
 

@@ -65,6 +65,7 @@ void rk_worker_publish(struct rk_worker *worker)
     }
     snapshot->device_total_bytes = info.memory_total_bytes;
     snprintf(snapshot->device_uuid, sizeof(snapshot->device_uuid), "%s", info.uuid);
+    snprintf(snapshot->device_model, sizeof(snapshot->device_model), "%s", info.model);
     publish_device(worker);
     pthread_mutex_unlock(&worker->lock);
 }

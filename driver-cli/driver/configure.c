@@ -121,6 +121,11 @@ struct rk_status *rk_check_rank_info(const struct rk_rank_info *info, const stru
     return NULL;
 }
 
+const char *rk_driver_device_model(const struct rk_driver *driver)
+{
+    return driver->device_model;
+}
+
 /* --- the rounds --- */
 
 /* Capabilities of the daemons: chunk size, and devices of one kind, whose collectives are compatible. */
@@ -146,8 +151,11 @@ static struct rk_status *describe(struct rk_driver *driver, struct rk_arena *are
                 RK_FAIL_REASON(RK_FAILED_PRECONDITION, "MIXED_DEVICES",
                                "its device is of kind '%s', expected '%s' as on the other workers",
                                description.backend, backend);
-        if (!backend)
+        if (!backend) {
             backend = description.backend;
+            rk_free(driver->device_model);
+            driver->device_model = rk_strdup(description.device_model);
+        }
     }
     rk_free(driver->device_kind);
     if (driver->dry_device)

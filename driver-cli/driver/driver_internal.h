@@ -70,7 +70,8 @@ struct rk_driver {
     int64_t lease_ttl_ms, control_timeout_ms;
     bool takeover;
     size_t chunk_bytes;
-    char *device_kind; /* of all workers, from the last configure; NULL before */
+    char *device_kind;  /* of all workers, from the last configure; NULL before */
+    char *device_model; /* of the first worker, "NVIDIA H200"; NULL before */
     atomic_int interrupts;
     grpc_completion_queue *_Atomic spare_queue; /* empty, for the next call; NULL: none */
     atomic_int num_pumping;                     /* threads in a call: they poll the sockets of all calls */

@@ -1,5 +1,7 @@
 #include "driver-cli/driver/estimate_internal.h"
 
+#include <string.h>
+
 #include "base/rk_compiler.h"
 
 /* Larger sizes are invalid; the daemons report them. */
@@ -170,4 +172,36 @@ double rk_estimate_forward(const struct rk_estimate *estimate)
 double rk_estimate_train(const struct rk_estimate *estimate, bool recomputes)
 {
     return rk_estimate_layers(estimate, 0, estimate->num_layers) * (recomputes ? 4 : 3) + 3 * estimate->head;
+}
+
+double rk_estimate_batch_forward(const struct rk_json *hf_config, const int64_t *seqlens, int64_t num_rows)
+{
+    double flops = 0;
+    struct rk_estimate estimate;
+
+    for (int64_t i = 0; i < num_rows; i++) {
+        if (!rk_estimate_of(&estimate, hf_config, seqlens[i]))
+            return 0;
+        flops += (double)seqlens[i] * rk_estimate_forward(&estimate);
+    }
+    return flops;
+}
+
+double rk_estimate_peak_flops(const char *device_model)
+{
+    /* The first name that is part of the model's: "H200" stands before "H20". */
+    static const struct {
+        const char *name;
+        double flops;
+    } rows[] = {
+        {"GB200", 2500e12}, {"B200", 2250e12}, {"H100", 989e12},  {"H800", 989e12}, {"H200", 989e12},
+        {"A100", 312e12},   {"A800", 312e12},  {"L40S", 362e12},  {"L40", 181e12},  {"A40", 149.7e12},
+        {"L20", 119.5e12},  {"H20", 148e12},   {"cpu", 0.448e12},
+    };
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        if (strstr(device_model, rows[i].name))
+            return rows[i].flops;
+    }
+    return 0;
 }

@@ -42,5 +42,11 @@ double rk_estimate_forward(const struct rk_estimate *estimate);
 /* Of a token in forward and backward pass; `recomputes`: the layers' forward passes run again in the backward
  * pass. */
 double rk_estimate_train(const struct rk_estimate *estimate, bool recomputes);
+/* Operations of a forward pass over sequences of these lengths. A backward pass takes twice as many. 0 when
+ * the configuration lacks the sizes. */
+double rk_estimate_batch_forward(const struct rk_json *hf_config, const int64_t *seqlens, int64_t num_rows);
+/* Dense bf16 operations a second of a device by its maker's data sheet (verl's table: the same figures for
+ * the same names); 0 when unknown. */
+double rk_estimate_peak_flops(const char *device_model);
 
 #endif

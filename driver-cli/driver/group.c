@@ -137,6 +137,7 @@ void rk_driver_close(struct rk_driver *driver)
     rk_driver_tls_fini(&driver->tls);
     rk_free(driver->token);
     rk_free(driver->device_kind);
+    rk_free(driver->device_model);
     rk_free(driver->dry_device);
     if (driver->has_identity)
         rk_identity_close(&driver->identity);

@@ -366,6 +366,7 @@ static struct rk_status *read_step(struct rk_rollout *rollout, const struct step
         result = rollout->batcher.sequences[step->plan.entries[i].slot].result;
         if (result->num_tokens == 0)
             result->first_token_ns = now_ns - rollout->begun_ns;
+        result->last_token_ns = now_ns - rollout->begun_ns;
         rk_batcher_append(&rollout->batcher, &step->plan.entries[i], tokens[row], log_probs[row]);
         row++;
     }

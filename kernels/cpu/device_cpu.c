@@ -42,7 +42,7 @@ static void cpu_close(void *handle)
 static struct rk_status *cpu_get_info(void *handle, struct rk_device_info *out)
 {
     (void)handle;
-    *out = (struct rk_device_info){.name = "cpu"};
+    *out = (struct rk_device_info){.name = "cpu", .model = "cpu"};
     if (gethostname(out->uuid, sizeof(out->uuid) - 1) != 0)
         snprintf(out->uuid, sizeof(out->uuid), "localhost");
     out->memory_total_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);

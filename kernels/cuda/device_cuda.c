@@ -191,6 +191,7 @@ static struct rk_status *cuda_get_info(void *handle, struct rk_device_info *out)
     RK_CUDA(cudaGetDeviceProperties(&prop, dev->index));
     *out = (struct rk_device_info){.memory_total_bytes = prop.totalGlobalMem};
     snprintf(out->name, sizeof(out->name), "cuda:%d", dev->index);
+    snprintf(out->model, sizeof(out->model), "%.63s", prop.name);
     format_uuid(out->uuid, &prop);
     return NULL;
 }

@@ -184,6 +184,13 @@ static const char *const step_metrics[] = {
     "perf/total_num_tokens",
     "perf/time_per_step",
     "perf/throughput",
+    "perf/mfu/actor",
+    "perf/mfu/actor_infer",
+    "perf/cpu_memory_used_gb",
+    "num_turns/mean",
+    "timing_s/agent_loop/generate_sequences/min",
+    "timing_s/agent_loop/generate_sequences/mean",
+    "timing_s/agent_loop/generate_sequences/max",
 };
 
 static const char *const left_behind[] = {"config.json",    "metrics.jsonl",        "report.html",

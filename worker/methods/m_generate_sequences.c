@@ -108,6 +108,26 @@ static void count_tokens(const struct rk_generation *g)
     }
 }
 
+/* verl's names: how long its agent loops wait for the tokens of a sample. */
+static void add_times(const struct rk_generation *g)
+{
+    double min_s = g->num_rows > 0 ? (double)g->results[0].last_token_ns / 1e9 : 0, max_s = 0, sum_s = 0;
+
+    for (int64_t row = 0; row < g->num_rows; row++) {
+        double seconds = (double)g->results[row].last_token_ns / 1e9;
+
+        min_s = RK_MIN(min_s, seconds);
+        max_s = RK_MAX(max_s, seconds);
+        sum_s += seconds;
+    }
+    if (g->num_rows == 0)
+        return;
+    rk_job_add_metric(g->call->job, "timing_s/agent_loop/generate_sequences/min", min_s, "min");
+    rk_job_add_metric(g->call->job, "timing_s/agent_loop/generate_sequences/max", max_s, "max");
+    rk_job_add_metric(g->call->job, "timing_s/agent_loop/generate_sequences/mean",
+                      sum_s / (double)g->num_rows, "mean");
+}
+
 struct rk_status *rk_m_generate_sequences(struct rk_method_call *call)
 {
     struct rk_generation g = {.call = call};
@@ -119,6 +139,7 @@ struct rk_status *rk_m_generate_sequences(struct rk_method_call *call)
     RK_TRY(rk_method_call_begin(call, st));
     RK_TRY(rk_rollout_generate(call->role->rollout, g.requests, g.num_rows, g.results, &call->hooks));
     count_tokens(&g);
+    add_times(&g);
     for (int64_t row = 0; call->job->collect && row < g.num_rows; row++)
         fill_row(&out, &g, row);
     rk_method_call_add_memory_metrics(call);

@@ -97,6 +97,8 @@ struct rk_status *rk_flow_load_critic(struct rk_prompt_inputs *out, const struct
         st = check_tokens(&dir, inputs, out->critic_path);
     if (!st)
         st = rk_flow_check_layers(job, RK_ROLE_CRITIC, dir.config);
+    if (!st)
+        out->critic_config = rk_json_retain(dir.config);
     rk_flow_model_dir_fini(&dir);
     return st ? RK_WRAP(st, "%s", key) : NULL;
 }

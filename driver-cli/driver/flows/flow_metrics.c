@@ -257,6 +257,15 @@ static void length_metrics(struct rk_json *metrics, const struct view *view, con
         metric_of(metrics, name, "clip_ratio", (double)num_full / (double)count);
 }
 
+/* A prompt and its response: as verl counts the turns of its single-turn agent loop. */
+static void turn_metrics(struct rk_json *metrics)
+{
+    static const char *const names[] = {"num_turns/mean", "num_turns/max", "num_turns/min"};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(names); i++)
+        rk_flow_metric(metrics, names[i], 2.0);
+}
+
 static struct rk_status *measure(struct rk_json *metrics, struct view *view, const struct rk_batch *batch)
 {
     int64_t num_aborted = 0;
@@ -272,6 +281,7 @@ static struct rk_status *measure(struct rk_json *metrics, struct view *view, con
     length_metrics(metrics, view, "response_length_non_aborted", view->response_lengths,
                    view->response_length, true);
     rk_flow_metric(metrics, "response/aborted_ratio", (double)num_aborted / (double)view->num_rows);
+    turn_metrics(metrics);
     RK_TRY(row_sums(metrics, view, batch, "token_level_scores", "critic/score"));
     RK_TRY(row_sums(metrics, view, batch, "token_level_rewards", "critic/rewards"));
     RK_TRY(token_values(metrics, view, batch, "advantages", "critic/advantages"));

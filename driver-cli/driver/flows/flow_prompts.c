@@ -150,6 +150,7 @@ static void fini(struct rk_flow_inputs *inputs)
     rk_dataset_destroy(prompts->val);
     rk_free(prompts->teacher_path);
     rk_free(prompts->critic_path);
+    rk_json_free(prompts->critic_config);
 }
 
 static int64_t num_rows(const struct rk_flow_inputs *inputs)

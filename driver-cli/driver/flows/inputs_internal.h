@@ -34,8 +34,9 @@ struct rk_prompt_inputs {
     struct rk_reward *reward;       /* NULL: only the reward model scores */
     struct rk_flow_reward_model reward_model;
     const struct rk_adv_ops *adv;
-    char *critic_path;  /* of critic.model.path; NULL: the model is the actor's */
-    char *teacher_path; /* of distillation.teacher.model.path; NULL: no teacher */
+    char *critic_path;             /* of critic.model.path; NULL: the model is the actor's */
+    struct rk_json *critic_config; /* its config.json; NULL: no critic_path, or not on this machine */
+    char *teacher_path;            /* of distillation.teacher.model.path; NULL: no teacher */
     /* Number of ids to which the teacher's probabilities are restricted if its vocabulary is larger than the
      * student's; 0: all. */
     int64_t teacher_vocab_size;

@@ -108,6 +108,7 @@ static struct rk_status *measure(struct rk_flow_context *ctx)
     rk_flow_metric(ctx->metrics, "train/loss_tokens", (double)num_loss_tokens);
     rk_flow_speed_metrics(ctx->metrics, num_tokens, num_loss_tokens, step_s,
                           rk_driver_num_workers(ctx->driver));
+    rk_flow_mfu_metrics(ctx);
     return NULL;
 }
 

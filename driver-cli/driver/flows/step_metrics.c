@@ -51,6 +51,7 @@ static struct rk_status *measure(struct rk_flow_context *ctx)
     }
     rk_flow_speed_metrics(ctx->metrics, num_tokens, num_response_tokens, step_s,
                           rk_driver_num_workers(ctx->driver));
+    rk_flow_mfu_metrics(ctx);
     return NULL;
 }
 

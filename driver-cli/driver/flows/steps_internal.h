@@ -217,7 +217,9 @@ void rk_flow_probs_diff(struct rk_json *metrics, const float *old_log_probs, con
 /* Scores, rewards, advantages, returns and lengths of a finished batch. ABORTED when every response is empty.
  */
 struct rk_status *rk_flow_data_metrics(struct rk_json *metrics, const struct rk_batch *batch) RK_NODISCARD;
-/* timing_per_token_ms and perf. */
+/* perf/mfu and train/mfu (flow_mfu.c) where the peak of the devices is known; timing_per_token_ms and perf.
+ */
+void rk_flow_mfu_metrics(struct rk_flow_context *ctx);
 void rk_flow_speed_metrics(struct rk_json *metrics, int64_t num_tokens, int64_t num_response_tokens,
                            double step_s, int32_t world_size);
 

@@ -105,6 +105,20 @@ static const struct chart charts[] = {
      .is_from_zero = true,
      .is_of_all = true},
     {.section = "System",
+     .title = "Model FLOPs utilisation",
+     .note = "share of the devices' peak",
+     .lines = {{"perf/mfu/actor", "update"},
+               {"perf/mfu/actor_infer", "log-probs"},
+               {"train/mfu", "training"}},
+     .is_from_zero = true},
+    {.section = "System",
+     .title = "Time of a sample",
+     .note = "seconds until its last token",
+     .lines = {{"timing_s/agent_loop/generate_sequences/max", "slowest"},
+               {"timing_s/agent_loop/generate_sequences/mean", "mean"},
+               {"timing_s/agent_loop/generate_sequences/min", "fastest"}},
+     .is_from_zero = true},
+    {.section = "System",
      .title = "Memory",
      .note = "GiB, the fullest device",
      .lines = {{"perf/max_memory_allocated_gb", "allocated"}, {"perf/max_memory_reserved_gb", "reserved"}},
@@ -119,7 +133,8 @@ static bool is_occasional(const char *metric)
 
 static bool is_phase(const char *metric)
 {
-    return rk_str_has_prefix(metric, PHASE_PREFIX) && strcmp(metric, PHASE_PREFIX "step") != 0;
+    return rk_str_has_prefix(metric, PHASE_PREFIX) && strcmp(metric, PHASE_PREFIX "step") != 0 &&
+           !strchr(metric + strlen(PHASE_PREFIX), '/'); /* timing_s/agent_loop/... are parts of gen */
 }
 
 static bool is_validation_mean(const char *metric)

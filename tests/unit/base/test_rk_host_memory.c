@@ -112,12 +112,23 @@ static void test_free_bytes_keep_to_all_limits(void **state)
     }
 }
 
+static void test_used_bytes_are_those_of_all_processes(void **state)
+{
+    char *root = make_root("used");
+
+    (void)state;
+    write_file(root, &(struct file){"/proc/meminfo", MEMINFO});
+    assert_true(rk_host_used_bytes(root) == 1000 * 1024);
+    rk_free(root);
+}
+
 static void test_free_bytes_without_proc_are_unknown(void **state)
 {
     char *root = make_root("empty");
 
     (void)state;
     assert_true(rk_host_free_bytes(root) == UINT64_MAX);
+    assert_true(rk_host_used_bytes(root) == 0);
     assert_true(rk_host_resident_bytes(root) == 0);
     rk_free(root);
 }
@@ -169,6 +180,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_free_bytes_keep_to_all_limits),
+        cmocka_unit_test(test_used_bytes_are_those_of_all_processes),
         cmocka_unit_test(test_free_bytes_without_proc_are_unknown),
         cmocka_unit_test(test_resident_bytes_are_those_of_the_process_alone),
         cmocka_unit_test(test_domain_tells_hosts_and_groups_apart),

@@ -38,6 +38,35 @@ static void test_estimate_of_a_small_model(void **state)
     rk_json_free(config);
 }
 
+/* Goal: every sequence costs attention by its own length. */
+static void test_estimate_of_a_batch_counts_each_sequence(void **state)
+{
+    struct rk_json *config = parse(CONFIG);
+    double weights = 2 * 2 * 2688 + 2 * 16 * 100; /* of a token: two layers and the head */
+    double attended = 2 * 2 * 2 * 32 * (10 * 5 + 4 * 2 + 1 * 0.5);
+
+    (void)state;
+    assert_true(rk_estimate_batch_forward(config, (const int64_t[]){10, 4, 1}, 3) == 15 * weights + attended);
+    assert_true(rk_estimate_batch_forward(config, NULL, 0) == 0);
+    assert_true(rk_estimate_batch_forward(NULL, (const int64_t[]){10}, 1) == 0);
+    rk_json_free(config);
+}
+
+static void test_peaks_are_found_by_part_of_the_model(void **state)
+{
+    (void)state;
+    assert_true(rk_estimate_peak_flops("NVIDIA H200") == 989e12);
+    assert_true(rk_estimate_peak_flops("NVIDIA H20") == 148e12);
+    assert_true(rk_estimate_peak_flops("NVIDIA A100-SXM4-80GB") == 312e12);
+    assert_true(rk_estimate_peak_flops("NVIDIA L40S") == 362e12);
+    assert_true(rk_estimate_peak_flops("NVIDIA L40") == 181e12);
+    assert_true(rk_estimate_peak_flops("NVIDIA GB200") == 2500e12);
+    assert_true(rk_estimate_peak_flops("NVIDIA B200") == 2250e12);
+    assert_true(rk_estimate_peak_flops("cpu") > 0);
+    assert_true(rk_estimate_peak_flops("another accelerator") == 0);
+    assert_true(rk_estimate_peak_flops("") == 0);
+}
+
 /* Goal: keys absent from config.json have Hugging Face's defaults. */
 static void test_estimate_defaults_of_a_config(void **state)
 {
@@ -206,6 +235,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_linear_cost_by_hand),
         cmocka_unit_test(test_estimate_of_a_small_model),
+        cmocka_unit_test(test_estimate_of_a_batch_counts_each_sequence),
+        cmocka_unit_test(test_peaks_are_found_by_part_of_the_model),
         cmocka_unit_test(test_estimate_defaults_of_a_config),
         cmocka_unit_test(test_estimate_of_sparse_and_latent_models),
         cmocka_unit_test(test_keys_of_other_families_have_no_effect),
