@@ -25,6 +25,14 @@ struct rk_row_place {
 
 char *rk_row_place_text(const struct rk_row_place *place); /* "FILE:17", "FILE:row 17"; rk_free it */
 
+/* What became of the rows of a set's files. */
+struct rk_row_counts {
+    int64_t read;      /* rows, up to data.train_max_samples or data.val_max_samples */
+    int64_t overlong;  /* skipped: longer than data.max_prompt_length */
+    int64_t truncated; /* to data.max_prompt_length or data.max_length */
+    int64_t empty;     /* skipped: truncation left no token of an answer */
+};
+
 struct rk_dataset_config {
     const char *const *files; /* NULL-terminated */
     const char *prompt_key;   /* "prompt" */
@@ -62,6 +70,7 @@ struct rk_dataset_row {
 struct rk_status *rk_dataset_create(struct rk_dataset **out, const struct rk_dataset_config *config,
                                     const struct rk_tokenizer *tokenizer) RK_NODISCARD;
 void rk_dataset_destroy(struct rk_dataset *dataset); /* NULL is a no-op */
+const struct rk_row_counts *rk_dataset_counts(const struct rk_dataset *dataset);
 int64_t rk_dataset_num_rows(const struct rk_dataset *dataset);
 /* Row i of epoch e (a permutation per epoch when shuffled). Borrowed. */
 const struct rk_dataset_row *rk_dataset_at(struct rk_dataset *dataset, int64_t epoch, int64_t i);

@@ -10,6 +10,7 @@
 #include "base/rk_json.h"
 #include "base/rk_status.h"
 #include "driver-cli/rk_chat.h"
+#include "driver-cli/rk_dataset.h"
 #include "driver-cli/rk_tokenizer.h"
 
 RK_BEGIN_DECLS
@@ -56,12 +57,12 @@ struct rk_example {
 };
 
 /* Reads, renders and tokenizes everything. INVALID_ARGUMENT or UNIMPLEMENTED "FILE:LINE: MEMBER: ..." for an
- * invalid row. Rows in which truncation leaves no token for the loss are skipped, with one warning. */
+ * invalid row. Rows in which truncation leaves no token for the loss are skipped and counted. */
 struct rk_status *rk_examples_create(struct rk_examples **out, const struct rk_examples_config *config,
                                      const struct rk_tokenizer *tokenizer) RK_NODISCARD;
 void rk_examples_destroy(struct rk_examples *examples); /* NULL is a no-op */
 int64_t rk_examples_num_rows(const struct rk_examples *examples);
-int64_t rk_examples_num_left_out(const struct rk_examples *examples);
+const struct rk_row_counts *rk_examples_counts(const struct rk_examples *examples);
 /* Row i of epoch e (a permutation per epoch when shuffled). Borrowed. */
 const struct rk_example *rk_examples_at(struct rk_examples *examples, int64_t epoch, int64_t i);
 

@@ -17,6 +17,8 @@
 #include "driver-cli/driver/files_internal.h"
 #include "driver-cli/driver/job_internal.h"
 
+#define WARNING_SHARE 0.1 /* of rows that are skipped or cut */
+
 /* --- before anything starts: failures here are usage errors (exit code 2) --- */
 
 static struct rk_status *read_world(struct rk_run_command *run)
@@ -271,20 +273,20 @@ static struct rk_status *train_and_export(struct rk_run_command *run)
     return st;
 }
 
-/* As in verl the last, smaller batch of an epoch is dropped. */
-static void tell_left_out(const struct rk_run_command *run)
+/* What a tenth of the rows or more lose is a warning, else a line. */
+static void tell_rows(const struct rk_run_command *run)
 {
-    const struct rk_flow_context *flow = &run->flow;
+    const struct rk_json *notes = rk_json_find(run->rows, "notes");
 
-    if (flow->num_left_out == 0 || rk_cli_has(run->cli, "quiet"))
-        return;
-    RK_WARN("%lld of the %lld %s do not fill a batch of data.train_batch_size=%lld and are skipped in "
-            "every "
-            "epoch%s",
-            (long long)flow->num_left_out,
-            (long long)(flow->steps_per_epoch * flow->num_prompts + flow->num_left_out),
-            flow->flow->data->rows, (long long)flow->num_prompts,
-            rk_config_bool(run->job, "data.shuffle") ? ", different ones in each" : "");
+    for (int64_t i = 0; i < rk_json_count(notes); i++) {
+        const struct rk_json *note = rk_json_at(notes, i);
+        const char *text = rk_json_as_string(rk_json_find(note, "text"), "");
+
+        if (rk_json_as_real(rk_json_find(note, "share"), 0.0) > WARNING_SHARE)
+            RK_WARN("%s", text);
+        else if (!rk_cli_has(run->cli, "quiet"))
+            fprintf(stderr, "%s\n", text);
+    }
 }
 
 static struct rk_status *train(struct rk_run_command *run)
@@ -303,7 +305,8 @@ static struct rk_status *train(struct rk_run_command *run)
     st = rk_flow_context_init(&run->flow, run->job, &run->inputs, run->driver, &sink);
     if (st)
         return rk_cli_usage(st);
-    tell_left_out(run);
+    rk_flow_rows_add_left_out(run->rows, &run->flow);
+    tell_rows(run);
     run->flow.checkpoints = run->checkpoints.dir || run->checkpoints.resume_path ? &run->checkpoints : NULL;
     path = rk_path_join(run->dir.path, "hf");
     trace = rk_path_join(run->dir.path, "trace.json");
@@ -350,6 +353,8 @@ static struct rk_status *open_loggers(struct rk_run_command *run)
         .begins_again = run->begins_again,
     };
 
+    run->rows = rk_flow_rows_json(&run->inputs, run->job);
+    config.rows = run->rows;
     RK_TRY(rk_flow_dumps_check(run->job));
     return rk_loggers_create(&run->loggers, &config);
 }
@@ -428,6 +433,7 @@ static struct rk_status *run_job(struct rk_cli *cli)
     rk_local_stop(run.local);
     rk_loggers_destroy(run.loggers);
     rk_json_free(run.validation);
+    rk_json_free(run.rows);
     rk_run_dir_fini(&run.dir);
     rk_checkpoints_fini(&run.checkpoints);
     rk_flow_inputs_fini(&run.inputs);

@@ -33,6 +33,7 @@ struct rk_run_command {
     struct rk_loggers *loggers;
     int64_t started_ns;
     struct rk_json *validation; /* step and val-core metrics of the last validation; NULL: none */
+    struct rk_json *rows;       /* rk_flow_rows_json; NULL before the loggers */
     bool is_exported;
     bool begins_again; /* starts again in the directory of a run without a checkpoint */
 };

@@ -21,6 +21,8 @@ static struct rk_json *make_summary(const struct rk_run_command *run, const stru
     rk_json_set(summary, "total_steps", rk_json_new_int(run->flow.total_steps));
     rk_json_set(summary, "prompts_left_out_of_an_epoch", rk_json_new_int(run->flow.num_left_out));
     rk_json_set(summary, "seconds", rk_json_new_real((double)(rk_time_now_ns() - run->started_ns) / 1e9));
+    if (run->rows)
+        rk_json_set(summary, "data", rk_json_retain(run->rows));
     if (run->validation)
         rk_json_set(summary, "validation", rk_json_retain(run->validation));
     if (run->is_exported) {

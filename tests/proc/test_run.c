@@ -387,11 +387,14 @@ static void test_run_with_closed_output_loses_nothing(void **state)
     (void)state;
     assert_text("stderr", outcome.err, "exit code 1");
     assert_text("stderr", outcome.err, "standard output");
-    assert_text("stderr", outcome.err, "3 of the 11 prompts do not fill a batch of data.train_batch_size=4");
+    assert_text("stderr", outcome.err,
+                "data.train_files: 3 of 11 rows do not fill a batch of data.train_batch_size=4");
     assert_int_equal(count_metrics(dir), TINY_STEPS);
     assert_file(dir, "hf/model.safetensors");
     summary = read_json(dir, "summary.json");
     assert_int_equal(rk_json_as_int(rk_json_find(summary, "prompts_left_out_of_an_epoch"), 0), 3);
+    assert_int_equal(rk_json_as_int(rk_json_find_path(summary, "data.train_files.read"), 0), 11);
+    assert_true(rk_json_as_real(rk_json_find_path(summary, "data.notes.0.share"), 0) > 0.27);
     rk_json_free(summary);
     outcome_fini(&outcome);
     rk_free(command);

@@ -17,20 +17,20 @@ static const char *const side_names[RK_EXAMPLE_SEQUENCES_MAX] = {"chosen", "reje
 struct row {
     struct rk_example view;
     struct rk_marked_ids sequences[RK_EXAMPLE_SEQUENCES_MAX];
+    bool is_truncated;
 };
 
 struct rk_examples {
     RK_ARRAY(struct row) rows;
     struct rk_epoch_order order;
-    int64_t num_left_out; /* rows in which truncation left nothing to train on */
-    int64_t num_texts;    /* rows whose prompt is text */
+    struct rk_row_counts counts;
+    int64_t num_texts; /* rows whose prompt is text */
 };
 
 struct loader {
     struct rk_examples *examples;
     const struct rk_examples_config *config;
     struct rk_example_reader reader;
-    int64_t index; /* of the next row */
 };
 
 static void row_fini(struct row *row)
@@ -238,6 +238,7 @@ static struct rk_status *finish_row(struct row *row, const struct rk_examples_co
     for (int64_t i = 0; i < row->view.num_sequences; i++) {
         struct rk_marked_ids *sequence = &row->sequences[i];
 
+        row->is_truncated = row->is_truncated || sequence->count > config->max_length;
         RK_TRY(truncate_sequence(sequence, config, is_empty));
         row->view.sequences[i] =
             (struct rk_example_sequence){sequence->ids, sequence->loss_mask, sequence->count};
@@ -267,17 +268,19 @@ static struct rk_status *add_row(void *user, struct rk_json *json, const struct 
                                  bool *is_enough)
 {
     struct loader *loader = user;
-    struct row row = {.view = {.index = loader->index++}};
+    struct rk_row_counts *counts = &loader->examples->counts;
+    struct row row = {.view = {.index = counts->read++}};
     bool is_empty = false;
     struct rk_status *st = read_row(&row, loader, json, &is_empty);
 
     (void)place;
     rk_json_free(json);
     if (st || is_empty) {
-        loader->examples->num_left_out += is_empty;
+        counts->empty += is_empty;
         row_fini(&row);
         return st;
     }
+    counts->truncated += row.is_truncated;
     rk_array_append(&loader->examples->rows, row);
     *is_enough = is_full(loader);
     return NULL;
@@ -288,11 +291,6 @@ static void warn(const struct loader *loader)
     const struct rk_examples *examples = loader->examples;
     const struct rk_examples_config *config = loader->config;
 
-    if (examples->num_left_out > 0)
-        RK_WARN("skipped %lld of %lld rows of '%s': data.truncation=%s to data.max_length=%lld leaves no "
-                "token of an answer",
-                (long long)examples->num_left_out, (long long)loader->index, config->files[0],
-                config->truncation, (long long)config->max_length);
     if (examples->num_texts > 0 && config->chat)
         RK_WARN("%lld sequences of '%s' have text prompts, and the model has a chat template: they are "
                 "encoded as they are; give lists of messages, [{\"role\": \"user\", \"content\": ...}], to "
@@ -314,7 +312,7 @@ static struct rk_status *read_files(struct loader *loader)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "data: no rows in '%s' (data.truncation to data.max_length=%lld left nothing of %lld)",
                        config->files[0] ? config->files[0] : "", (long long)config->max_length,
-                       (long long)loader->examples->num_left_out);
+                       (long long)loader->examples->counts.empty);
     warn(loader);
     return NULL;
 }
@@ -351,9 +349,9 @@ int64_t rk_examples_num_rows(const struct rk_examples *examples)
     return examples->rows.count;
 }
 
-int64_t rk_examples_num_left_out(const struct rk_examples *examples)
+const struct rk_row_counts *rk_examples_counts(const struct rk_examples *examples)
 {
-    return examples->num_left_out;
+    return &examples->counts;
 }
 
 const struct rk_example *rk_examples_at(struct rk_examples *examples, int64_t epoch, int64_t i)

@@ -60,11 +60,14 @@ struct rk_status *rk_prompt_read(struct rk_prompt *out, const struct rk_json *ro
     struct rk_status *st;
 
     *out = (struct rk_prompt){0};
-    RK_TRY(rk_messages_refuse_media(row));
     st = read_text(out, row, config);
     if (!st)
         st = rk_tokenizer_encode(tokenizer, out->text, out->bytes, false, &out->ids);
     if (!st && out->ids.count == 0)
         st = RK_FAIL(RK_INVALID_ARGUMENT, "the prompt is empty");
+    if (!st) { /* rows stay in memory: without the room to grow */
+        out->text = rk_realloc(out->text, out->bytes + 1);
+        out->ids.items = rk_realloc(out->ids.items, (size_t)out->ids.count * sizeof(*out->ids.items));
+    }
     return st ? RK_WRAP(st, "%s", config->prompt_key) : NULL;
 }

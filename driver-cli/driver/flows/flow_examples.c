@@ -73,6 +73,13 @@ static int64_t num_rows(const struct rk_flow_inputs *inputs)
     return rk_examples_num_rows(inputs->of.examples.train);
 }
 
+static const struct rk_row_counts *row_counts(const struct rk_flow_inputs *inputs, bool is_val)
+{
+    const struct rk_examples *set = is_val ? inputs->of.examples.val : inputs->of.examples.train;
+
+    return set ? rk_examples_counts(set) : NULL;
+}
+
 /* --- sizes --- */
 
 static int64_t num_sequences(const struct rk_config *job)
@@ -111,5 +118,6 @@ const struct rk_flow_data rk_flow_data_examples = {
     .load = load,
     .fini = fini,
     .num_rows = num_rows,
+    .row_counts = row_counts,
     .update_plan = rk_flow_example_plan,
 };

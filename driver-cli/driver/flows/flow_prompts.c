@@ -158,6 +158,13 @@ static int64_t num_rows(const struct rk_flow_inputs *inputs)
     return rk_dataset_num_rows(inputs->of.prompts.train);
 }
 
+static const struct rk_row_counts *row_counts(const struct rk_flow_inputs *inputs, bool is_val)
+{
+    const struct rk_dataset *set = is_val ? inputs->of.prompts.val : inputs->of.prompts.train;
+
+    return set ? rk_dataset_counts(set) : NULL;
+}
+
 /* --- sizes --- */
 
 static int64_t num_sequences(const struct rk_config *job)
@@ -270,6 +277,7 @@ const struct rk_flow_data rk_flow_data_prompts = {
     .load = load,
     .fini = fini,
     .num_rows = num_rows,
+    .row_counts = row_counts,
     .init = init,
     .reorder = reorder_scores,
     .end_step = end_step,

@@ -99,6 +99,8 @@ struct rk_flow_context {
     } of; /* by rk_flow_prompt_state, which asserts it */
 };
 
+/* Adds a note about the rows of an epoch that do not fill a batch to rk_flow_rows_json's object. */
+void rk_flow_rows_add_left_out(struct rk_json *rows, const struct rk_flow_context *ctx);
 /* Of a job with prompts (asserted). */
 struct rk_prompt_state *rk_flow_prompt_state(struct rk_flow_context *ctx);
 const struct rk_flow_scores *rk_flow_scores_of(const struct rk_flow_context *ctx);

@@ -77,6 +77,9 @@ const char *rk_flow_own_model(const struct rk_flow_inputs *inputs, uint32_t role
 struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct rk_config *job,
                                       const char *job_dir) RK_NODISCARD;
 void rk_flow_inputs_fini(struct rk_flow_inputs *inputs);
+/* {"train_files": {"read", "used", "skipped_overlong", ...}, "val_files": ..., "notes": [{"text", "share"}]}:
+ * rows that were skipped or cut. rk_json_free it. */
+struct rk_json *rk_flow_rows_json(const struct rk_flow_inputs *inputs, const struct rk_config *job);
 int64_t rk_flow_inputs_num_rows(const struct rk_flow_inputs *inputs); /* of data.train_files */
 /* Full paths of the files that the list `key` of the job names: NULL-terminated; rk_flow_files_free. */
 struct rk_status *rk_flow_files(char ***out, const struct rk_config *job, const char *key,

@@ -20,7 +20,8 @@ struct rk_logger_config {
     const char *run_dir; /* absolute; the directory exists */
     FILE *console;       /* of the console logger; NULL: it is not opened */
     int32_t world_size;
-    bool begins_again; /* data of an earlier run in run_dir is invalid from step 0 on */
+    const struct rk_json *rows; /* rk_flow_rows_json, for the report; or NULL */
+    bool begins_again;          /* data of an earlier run in run_dir is invalid from step 0 on */
 };
 
 /* A prompt and one response to it. */

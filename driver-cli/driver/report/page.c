@@ -267,6 +267,21 @@ static void append_settings(struct rk_str *out, const struct rk_report *report)
     rk_str_append(out, "</table></div>\n</section>\n");
 }
 
+static void append_row_notes(struct rk_str *out, const struct rk_report *report)
+{
+    const struct rk_json *notes = rk_json_find(report->rows, "notes");
+
+    if (rk_json_count(notes) == 0)
+        return;
+    rk_str_append(out, "<section>\n<h2>Data</h2>\n<ul>\n");
+    for (int64_t i = 0; i < rk_json_count(notes); i++) {
+        rk_str_append(out, "<li>");
+        append_text(out, rk_json_as_string(rk_json_find(rk_json_at(notes, i), "text"), ""));
+        rk_str_append(out, "</li>\n");
+    }
+    rk_str_append(out, "</ul>\n</section>\n");
+}
+
 void rk_report_append_page(struct rk_str *out, const struct rk_report *report)
 {
     append_head(out, report);
@@ -287,6 +302,7 @@ void rk_report_append_page(struct rk_str *out, const struct rk_report *report)
         append_samples(out, "Training", &report->train, report->val.items.count == 0);
         rk_str_append(out, "</section>\n");
     }
+    append_row_notes(out, report);
     append_settings(out, report);
     rk_str_append(out, "<footer>All numbers of every step are in metrics.jsonl, all settings in config.json, "
                        "in the directory of this file. Time is shown in seconds, memory in GiB.</footer>\n"

@@ -132,6 +132,7 @@ static struct rk_status *open_report(void **state, const struct rk_logger_config
     struct rk_report *report = rk_calloc(1, sizeof(*report));
 
     report->job = config->job;
+    report->rows = config->rows;
     report->path = rk_path_join(config->run_dir, "report.html");
     report->history = rk_path_join(config->run_dir, "metrics.jsonl");
     report->outcome = "running";

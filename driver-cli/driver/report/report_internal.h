@@ -65,8 +65,9 @@ struct rk_report_samples {
 
 struct rk_report {
     const struct rk_config *job;
-    char *path, *history; /* report.html and metrics.jsonl */
-    const char *outcome;  /* "running", "succeeded", "failed", "interrupted" */
+    const struct rk_json *rows; /* what became of the data's rows; or NULL */
+    char *path, *history;       /* report.html and metrics.jsonl */
+    const char *outcome;        /* "running", "succeeded", "failed", "interrupted" */
     int32_t world_size;
     int64_t started_unix_ns;
     int64_t first_step, step, total_steps;    /* first and last that was logged */

@@ -115,6 +115,7 @@ static void test_create_overlong_prompt_is_cut_filtered_or_refused(void **state)
                                                   .max_prompt_length = 4}));
         row = rk_dataset_at(dataset, 0, 0);
         assert_int_equal(row->prompt_len, 4);
+        assert_int_equal(rk_dataset_counts(dataset)->truncated, 1);
         for (int t = 0; t < 4; t++)
             assert_int_equal(row->prompt_ids[t], truncation_cases[i].kept[t] - '0' + 2);
         rk_dataset_destroy(dataset);
@@ -122,10 +123,37 @@ static void test_create_overlong_prompt_is_cut_filtered_or_refused(void **state)
     assert_ok(load(&dataset, text,
                    (struct rk_dataset_config){.filter_overlong_prompts = true, .max_prompt_length = 4}));
     assert_int_equal(rk_dataset_num_rows(dataset), 1);
+    assert_int_equal(rk_dataset_counts(dataset)->read, 2);
+    assert_int_equal(rk_dataset_counts(dataset)->overlong, 1);
     rk_dataset_destroy(dataset);
     assert_fails(load(&dataset, text, (struct rk_dataset_config){.max_prompt_length = 4}),
                  RK_INVALID_ARGUMENT, "data.jsonl:1: prompt: prompt has 7 tokens");
     assert_null(dataset);
+}
+
+/* Goal: rows that repeat a prompt or the members beside it have their memory once, and stay rows of their
+ * own. */
+static void test_create_repeated_rows_share_their_memory(void **state)
+{
+    static const char text[] = "{\"prompt\": \"1,2\", \"extra_info\": {\"k\": 1}}\n"
+                               "{\"prompt\": \"1,2\", \"extra_info\": {\"k\": 2}}\n"
+                               "{\"extra_info\": {\"k\": 1}, \"prompt\": \"3\"}\n";
+    const struct rk_dataset_row *rows[3];
+    struct rk_dataset *dataset = NULL;
+
+    (void)state;
+    assert_ok(load(&dataset, text, (struct rk_dataset_config){.keep_columns = true}));
+    for (int64_t i = 0; i < 3; i++) {
+        rows[i] = rk_dataset_at(dataset, 0, i);
+        assert_int_equal(rows[i]->index, i);
+        assert_int_equal(rows[i]->place.number, i + 1);
+    }
+    assert_ptr_equal(rows[0]->prompt_ids, rows[1]->prompt_ids);
+    assert_ptr_not_equal(rows[0]->extra_info, rows[1]->extra_info);
+    assert_ptr_equal(rows[0]->extra_info, rows[2]->extra_info);
+    assert_string_equal(rows[2]->prompt, "3");
+    assert_int_equal(rk_json_as_int(rk_json_find_path(rows[1]->columns, "extra_info.k"), 0), 2);
+    rk_dataset_destroy(dataset);
 }
 
 /* Goal: every epoch is a permutation, the same for the same seed, another for the next epoch. */
@@ -429,6 +457,7 @@ int main(void)
         cmocka_unit_test(test_create_array_of_rows_is_read_like_lines),
         cmocka_unit_test(test_create_bad_array_is_named),
         cmocka_unit_test(test_create_messages_are_rendered_by_the_template),
+        cmocka_unit_test(test_create_repeated_rows_share_their_memory),
         cmocka_unit_test(test_create_text_for_a_model_with_a_template_warns_once),
         cmocka_unit_test(test_create_bad_messages_are_named),
         cmocka_unit_test(test_create_messages_without_a_template_are_refused),

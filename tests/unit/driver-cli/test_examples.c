@@ -309,7 +309,7 @@ static void test_create_long_rows_are_cut_left_out_or_refused(void **state)
     config.truncation = "right";
     assert_ok(load(&examples, long_rows, config, digits));
     assert_int_equal(rk_examples_num_rows(examples), 1);
-    assert_int_equal(rk_examples_num_left_out(examples), 1);
+    assert_int_equal(rk_examples_counts(examples)->empty, 1);
     assert_int_equal(rk_examples_at(examples, 0, 0)->index, 1);
     rk_examples_destroy(examples);
     config.max_length = 2;
