@@ -12,9 +12,9 @@
 
 struct rk_hf_dir;
 
-/* Reads the index when there is one, else model.safetensors, else every *.safetensors. Reads the headers, no
- * data. NOT_FOUND when the directory or its weights are missing; UNIMPLEMENTED for pickled weights; DATA_LOSS
- * for bad files. */
+/* Reads model.safetensors when there is one, else the files of the index, else every *.safetensors. Reads the
+ * headers, no data. NOT_FOUND when the directory or its weights are missing; UNIMPLEMENTED for pickled
+ * weights; DATA_LOSS for bad files. */
 struct rk_status *rk_hf_dir_open(struct rk_hf_dir **out, const char *path) RK_NODISCARD;
 void rk_hf_dir_close(struct rk_hf_dir *dir); /* NULL is a no-op */
 const char *rk_hf_dir_path(const struct rk_hf_dir *dir);
@@ -35,6 +35,9 @@ struct rk_hf_tensor {
  * the scale is for other blocks. The results are borrowed. */
 struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const struct rk_param *param,
                                  struct rk_hf_tensor *out) RK_NODISCARD;
+/* INVALID_ARGUMENT if files have the parameter under two names, tied weights, with different values. */
+struct rk_status *rk_hf_dir_check_tied(const struct rk_hf_dir *dir,
+                                       const struct rk_param *param) RK_NODISCARD;
 /* Whether any file has the tensor under one of these names. */
 bool rk_hf_dir_has(const struct rk_hf_dir *dir, const struct rk_param *param);
 /* Logs tensors that no parameter uses: a sign that config.json does not match the weights. Layers for

@@ -17,6 +17,8 @@
 /* Maximum number of weight files: all stay open while a model is read. */
 #define FILES_MAX          4096
 #define RK_HF_SCALE_SUFFIX "_scale_inv"
+/* Bytes of tensors that are compared at a time. */
+#define COMPARED_BYTES ((size_t)1 << 20)
 /* Maximum number of names in a warning. */
 #define SHOWN_MAX 3
 
@@ -166,8 +168,15 @@ static struct rk_status *read_dir(struct rk_hf_dir *dir)
     struct rk_status *st;
     char *path;
 
+    if (exists(dir->path, RK_HF_SINGLE_FILE)) {
+        if (exists(dir->path, RK_HF_INDEX_FILE))
+            RK_WARN("model directory '%s': reading " RK_HF_SINGLE_FILE
+                    " and not the files that " RK_HF_INDEX_FILE " lists, as transformers does",
+                    dir->path);
+        return add_tensors(dir, RK_HF_SINGLE_FILE);
+    }
     if (!exists(dir->path, RK_HF_INDEX_FILE))
-        return exists(dir->path, RK_HF_SINGLE_FILE) ? add_tensors(dir, RK_HF_SINGLE_FILE) : add_listed(dir);
+        return add_listed(dir);
     path = rk_path_join(dir->path, RK_HF_INDEX_FILE);
     st = parse_index(&index, path);
     rk_free(path);
@@ -287,6 +296,51 @@ struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const struct rk_pa
         return tell_missing(dir, param);
     RK_TRY(find_tensor(dir, name ? name : param->name, &out->file, &out->tensor));
     return out->tensor->dtype == RK_DTYPE_F8E4M3 ? find_scale(dir, out) : NULL;
+}
+
+static bool have_same_form(const struct rk_st_tensor *a, const struct rk_st_tensor *b)
+{
+    return a->dtype == b->dtype && a->rank == b->rank &&
+           memcmp(a->shape, b->shape, (size_t)a->rank * sizeof(*a->shape)) == 0;
+}
+
+/* Compares the values in blocks. */
+static struct rk_status *compare_tensors(const struct rk_hf_tensor *a, const struct rk_hf_tensor *b,
+                                         bool *is_same)
+{
+    char *blocks = rk_malloc((size_t)2 * COMPARED_BYTES);
+    uint64_t bytes = a->tensor->bytes;
+    struct rk_status *st = NULL;
+
+    *is_same = have_same_form(a->tensor, b->tensor);
+    for (uint64_t at = 0; at < bytes && *is_same && !st; at += COMPARED_BYTES) {
+        size_t count = (size_t)RK_MIN(bytes - at, COMPARED_BYTES);
+
+        st = rk_st_read(a->file, a->tensor, at, count, blocks);
+        if (!st)
+            st = rk_st_read(b->file, b->tensor, at, count, blocks + COMPARED_BYTES);
+        *is_same = !st && memcmp(blocks, blocks + COMPARED_BYTES, count) == 0;
+    }
+    rk_free(blocks);
+    return st;
+}
+
+struct rk_status *rk_hf_dir_check_tied(const struct rk_hf_dir *dir, const struct rk_param *param)
+{
+    struct rk_hf_tensor tensors[2] = {0};
+    bool is_same;
+
+    if (!*param->alias || !rk_map_find(dir->tensors, param->name) || !rk_map_find(dir->tensors, param->alias))
+        return NULL;
+    RK_TRY(find_tensor(dir, param->name, &tensors[0].file, &tensors[0].tensor));
+    RK_TRY(find_tensor(dir, param->alias, &tensors[1].file, &tensors[1].tensor));
+    RK_TRY(compare_tensors(&tensors[0], &tensors[1], &is_same));
+    if (is_same)
+        return NULL;
+    return RK_FAIL(RK_INVALID_ARGUMENT,
+                   "'%s' and '%s' in '%s' differ, but " RK_HF_CONFIG_FILE
+                   " has tie_word_embeddings=true; transformers does not tie them then: set it to false",
+                   param->name, param->alias, dir->path);
 }
 
 const char *rk_hf_dir_path(const struct rk_hf_dir *dir)

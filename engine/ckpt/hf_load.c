@@ -104,11 +104,15 @@ static struct rk_status *check_params(struct rk_hf_dir *dir, const struct rk_par
 
 struct rk_status *rk_model_check_hf(const struct rk_model *model, const char *path)
 {
+    const struct rk_model_core *core = model->core;
+    int64_t embedding = core->embedding.weight.param;
     struct rk_hf_dir *dir;
     struct rk_status *st = rk_hf_dir_open(&dir, path);
 
     if (!st)
-        st = check_params(dir, &model->core->params);
+        st = check_params(dir, &core->params);
+    if (!st && core->head.weight.param == embedding)
+        st = rk_hf_dir_check_tied(dir, rk_params_at(&core->params, embedding));
     rk_hf_dir_close(dir);
     return st ? RK_WRAP(st, "loading the model from '%s'", path) : NULL;
 }

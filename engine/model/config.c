@@ -207,15 +207,30 @@ static struct rk_status *check_factor(const struct rk_rope_scaling *scaling, con
     return RK_FAIL(RK_INVALID_ARGUMENT, "%s.factor: expected at least 1, got %g", where, scaling->factor);
 }
 
-static struct rk_status *read_llama3(struct rk_rope_scaling *scaling, const struct rk_json *object,
+/* Given beside the object in config.json it has priority, as in transformers; without any, no positions were
+ * added. `config` is NULL for an object of one kind of layer, for which transformers does not look there. */
+static struct rk_status *read_original(struct rk_rope_scaling *scaling, int64_t max_position_embeddings,
+                                       const struct rk_json *config, const struct rk_json *object,
+                                       const char *where)
+{
+    static const char key[] = "original_max_position_embeddings";
+
+    scaling->original_max_position_embeddings = max_position_embeddings;
+    RK_TRY(rk_json_opt_i64(object, where, key, 1, SIZE_MAX_I32, &scaling->original_max_position_embeddings));
+    if (!config)
+        return NULL;
+    return rk_json_opt_i64(config, "", key, 1, SIZE_MAX_I32, &scaling->original_max_position_embeddings);
+}
+
+static struct rk_status *read_llama3(struct rk_rope_scaling *scaling, int64_t max_position_embeddings,
+                                     const struct rk_json *config, const struct rk_json *object,
                                      const char *where)
 {
     scaling->type = RK_ROPE_LLAMA3;
     RK_TRY(rk_json_get_f64(object, where, "factor", &scaling->factor));
     RK_TRY(rk_json_get_f64(object, where, "low_freq_factor", &scaling->low_freq_factor));
     RK_TRY(rk_json_get_f64(object, where, "high_freq_factor", &scaling->high_freq_factor));
-    RK_TRY(rk_json_get_i64(object, where, "original_max_position_embeddings", 1, SIZE_MAX_I32,
-                           &scaling->original_max_position_embeddings));
+    RK_TRY(read_original(scaling, max_position_embeddings, config, object, where));
     RK_TRY(check_factor(scaling, where));
     if (!(scaling->low_freq_factor > 0) || !(scaling->high_freq_factor > scaling->low_freq_factor))
         return RK_FAIL(RK_INVALID_ARGUMENT,
@@ -264,31 +279,39 @@ static struct rk_status *read_yarn_factor(struct rk_rope_scaling *scaling, int64
     return rk_json_opt_f64(object, where, "factor", &scaling->factor);
 }
 
+/* As in transformers, zero is an absent key. */
+static struct rk_status *read_betas(struct rk_rope_scaling *scaling, const struct rk_json *object,
+                                    const char *where)
+{
+    RK_TRY(rk_json_opt_f64(object, where, "beta_fast", &scaling->beta_fast));
+    RK_TRY(rk_json_opt_f64(object, where, "beta_slow", &scaling->beta_slow));
+    if (scaling->beta_fast == 0)
+        scaling->beta_fast = 32;
+    if (scaling->beta_slow == 0)
+        scaling->beta_slow = 1;
+    if (scaling->beta_slow > 0 && scaling->beta_fast >= scaling->beta_slow && isfinite(scaling->beta_fast))
+        return NULL;
+    return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected 0 < beta_slow <= beta_fast, got %g and %g", where,
+                   scaling->beta_slow, scaling->beta_fast);
+}
+
 static struct rk_status *read_yarn(struct rk_rope_scaling *scaling, int64_t max_position_embeddings,
-                                   const struct rk_json *object, const char *where)
+                                   const struct rk_json *config, const struct rk_json *object,
+                                   const char *where)
 {
     scaling->type = RK_ROPE_YARN;
     scaling->truncates = true;
-    scaling->beta_fast = 32;
-    scaling->beta_slow = 1;
-    scaling->original_max_position_embeddings = max_position_embeddings;
-    RK_TRY(rk_json_opt_f64(object, where, "beta_fast", &scaling->beta_fast));
-    RK_TRY(rk_json_opt_f64(object, where, "beta_slow", &scaling->beta_slow));
+    RK_TRY(read_betas(scaling, object, where));
     RK_TRY(rk_json_opt_bool(object, where, "truncate", &scaling->truncates));
-    RK_TRY(rk_json_opt_i64(object, where, "original_max_position_embeddings", 1, SIZE_MAX_I32,
-                           &scaling->original_max_position_embeddings));
+    RK_TRY(read_original(scaling, max_position_embeddings, config, object, where));
     RK_TRY(read_yarn_factor(scaling, max_position_embeddings, object, where));
     RK_TRY(check_factor(scaling, where));
-    if (!(scaling->beta_slow > 0) || !(scaling->beta_fast > scaling->beta_slow) ||
-        !isfinite(scaling->beta_fast))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected 0 < beta_slow < beta_fast, got %g and %g", where,
-                       scaling->beta_slow, scaling->beta_fast);
     return read_yarn_factors(scaling, object, where);
 }
 
 /* One object of the old form (rope_scaling) or the new one (rope_parameters). */
-static struct rk_status *read_scaling(struct rk_model_config *out, const struct rk_json *object,
-                                      const char *where)
+static struct rk_status *read_scaling(struct rk_model_config *out, const struct rk_json *config,
+                                      const struct rk_json *object, const char *where)
 {
     struct rk_rope_scaling *scaling = &out->rope_scaling;
     const char *type = "default";
@@ -297,17 +320,17 @@ static struct rk_status *read_scaling(struct rk_model_config *out, const struct 
     RK_TRY(rk_json_opt_string(object, where, "rope_type", &type));
     *scaling = (struct rk_rope_scaling){0};
     if (strcmp(type, "llama3") == 0)
-        return read_llama3(scaling, object, where);
+        return read_llama3(scaling, out->max_position_embeddings, config, object, where);
     if (strcmp(type, "yarn") == 0)
-        return read_yarn(scaling, out->max_position_embeddings, object, where);
+        return read_yarn(scaling, out->max_position_embeddings, config, object, where);
     if (strcmp(type, "default") == 0)
         return NULL;
     return RK_FAIL(RK_UNIMPLEMENTED,
                    "%s.rope_type='%.32s' is not implemented, expected default, llama3 or yarn", where, type);
 }
 
-static struct rk_status *read_rope_values(struct rk_model_config *out, const struct rk_json *object,
-                                          const char *where)
+static struct rk_status *read_rope_values(struct rk_model_config *out, const struct rk_json *config,
+                                          const struct rk_json *object, const char *where)
 {
     static const struct rk_config_limit limits[] = {{"partial_rotary_factor", "1"}};
 
@@ -316,7 +339,7 @@ static struct rk_status *read_rope_values(struct rk_model_config *out, const str
                        rk_json_type_name(rk_json_type(object)));
     RK_TRY(rk_config_check_limits(object, limits, RK_ARRAY_LEN(limits)));
     RK_TRY(rk_json_opt_f64(object, where, "rope_theta", &out->rope_theta));
-    return read_scaling(out, object, where);
+    return read_scaling(out, config, object, where);
 }
 
 /* Whether the object has one member per kind of layer. */
@@ -362,7 +385,7 @@ static struct rk_status *read_rope_by_kind(struct rk_model_config *out, const st
         if (rk_json_is_null(member))
             return RK_FAIL(RK_INVALID_ARGUMENT, "%s is missing, expected for %lld layers of this kind", where,
                            (long long)kinds[i].num_layers);
-        RK_TRY(read_rope_values(&read, member, where));
+        RK_TRY(read_rope_values(&read, NULL, member, where));
         if (is_read && !same_rope(&read, out))
             return RK_FAIL(RK_UNIMPLEMENTED,
                            "%s: RoPE parameters other than those of %s.%s are not implemented", where, key,
@@ -380,13 +403,42 @@ static struct rk_status *read_rope_object(struct rk_model_config *out, const str
 
     if (rk_json_is_null(object))
         return NULL;
-    return is_by_kind(object) ? read_rope_by_kind(out, object, key) : read_rope_values(out, object, key);
+    return is_by_kind(object) ? read_rope_by_kind(out, object, key)
+                              : read_rope_values(out, hf_config, object, key);
+}
+
+/* Of a file that has both objects, transformers takes rope_scaling and drops the other one, with its theta.
+ * Someone who added rope_scaling to a file with rope_parameters means otherwise, so it is refused unless both
+ * readings agree. */
+static struct rk_status *check_both_ropes(const struct rk_model_config *config,
+                                          const struct rk_model_config *before,
+                                          const struct rk_json *hf_config)
+{
+    struct rk_model_config merged = *before;
+
+    if (rk_json_is_null(rk_json_find(hf_config, "rope_parameters")))
+        return NULL;
+    RK_TRY(read_rope_object(&merged, hf_config, "rope_parameters"));
+    RK_TRY(read_rope_object(&merged, hf_config, "rope_scaling"));
+    if (same_rope(config, &merged))
+        return NULL;
+    return RK_FAIL(RK_INVALID_ARGUMENT,
+                   "rope_scaling and rope_parameters are both given; transformers drops rope_parameters then "
+                   "(rope_theta becomes %g instead of %g): expected one of them, with rope_theta in it",
+                   config->rope_theta, merged.rope_theta);
 }
 
 struct rk_status *rk_config_read_rope(struct rk_model_config *out, const struct rk_json *hf_config)
 {
+    const struct rk_json *scaling = rk_json_find(hf_config, "rope_scaling");
+    bool is_scaled =
+        rk_json_type(scaling) == RK_JSON_OBJECT ? rk_json_count(scaling) > 0 : !rk_json_is_null(scaling);
+    struct rk_model_config before;
+
     RK_TRY(rk_json_opt_f64(hf_config, "", "rope_theta", &out->rope_theta));
-    RK_TRY(read_rope_object(out, hf_config, "rope_parameters"));
-    RK_TRY(read_rope_object(out, hf_config, "rope_scaling")); /* takes precedence if both are given */
+    before = *out;
+    RK_TRY(read_rope_object(out, hf_config, is_scaled ? "rope_scaling" : "rope_parameters"));
+    if (is_scaled)
+        RK_TRY(check_both_ropes(out, &before, hf_config));
     return check_positive("rope_theta", out->rope_theta);
 }

@@ -217,13 +217,13 @@ static const struct load_case load_cases[] = {
      INDEX_FULL,
      RK_OK,
      NULL},
-    {"the index wins over model.safetensors",
+    {"model.safetensors wins over the index, as in transformers",
      false,
-     {{SINGLE, {F32, .end = 4}}, {"b.safetensors", {F32}}},
+     {{SINGLE, {F32}}, {"b.safetensors", {F32, .end = 4}}},
      INDEX,
      "{\"weight_map\": {}}",
-     RK_NOT_FOUND,
-     "tensor 'model.embed_tokens.weight' is in no weight file"},
+     RK_OK,
+     NULL},
     {"nothing", false, {{NULL, {0}}}, NULL, NULL, RK_NOT_FOUND, "no *.safetensors file"},
     {"pickles",
      false,
@@ -255,33 +255,33 @@ static const struct load_case load_cases[] = {
      "b.safetensors"},
     {"index outside",
      false,
-     {{SINGLE, {F32}}},
+     {{"a.safetensors", {F32}}},
      INDEX,
      "{\"weight_map\": {\"w\": \"../a.safetensors\"}}",
      RK_DATA_LOSS,
      "weight_map: w: expected a bare file name"},
     {"index to itself",
      false,
-     {{SINGLE, {F32}}},
+     {{"a.safetensors", {F32}}},
      INDEX,
      "{\"weight_map\": {\"w\": \"..\"}}",
      RK_DATA_LOSS,
      "bare file name"},
     {"index of a number",
      false,
-     {{SINGLE, {F32}}},
+     {{"a.safetensors", {F32}}},
      INDEX,
      "{\"weight_map\": {\"w\": 3}}",
      RK_DATA_LOSS,
      "bare file name"},
     {"index without map",
      false,
-     {{SINGLE, {F32}}},
+     {{"a.safetensors", {F32}}},
      INDEX,
      "{\"metadata\": {}}",
      RK_DATA_LOSS,
      "weight_map: expected an object"},
-    {"index of nothing", false, {{SINGLE, {F32}}}, INDEX, "{\"weight_map\": ", RK_DATA_LOSS, INDEX},
+    {"index of nothing", false, {{"a.safetensors", {F32}}}, INDEX, "{\"weight_map\": ", RK_DATA_LOSS, INDEX},
     {"twice",
      false,
      {{"x.safetensors", {F32}}, {"y.safetensors", {F32, .begin = 5}}},
@@ -336,6 +336,39 @@ static void test_load_of_directories_reads_or_names_the_defect(void **state)
             assert_ok(st);
             assert_loaded(test.model, row->label);
         }
+        rk_test_model_close(&test);
+        rk_free(name);
+        rk_free(dir);
+    }
+}
+
+/* Goal: tied weights that a directory has under both names must be equal, since transformers does not tie
+ * others: the plan of a role finds it. */
+static void test_check_of_tied_weights_compares_them(void **state)
+{
+    static const struct {
+        struct file_spec spec;
+        const char *error; /* NULL: accepted */
+    } cases[] = {
+        {{F32, .uses_alias = true, .end = 1}, NULL},
+        {{.dtype = RK_DTYPE_BF16, .uses_alias = true, .end = 1},
+         "differ, but config.json has tie_word_embeddings"},
+        {{F32, .uses_alias = true, .end = 1, .poison = "lm_head.weight", .poison_value = 2},
+         "'model.embed_tokens.weight' and 'lm_head.weight'"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *name = rk_format("tied-%zu", i), *dir = make_dir(name);
+        struct rk_test_model test;
+
+        open_model(&test, TIED);
+        write_file(dir, "x.safetensors", test.model, &(struct file_spec){F32});
+        write_file(dir, "y.safetensors", test.model, &cases[i].spec);
+        if (cases[i].error)
+            assert_fails(rk_model_check_hf(test.model, dir), RK_INVALID_ARGUMENT, cases[i].error);
+        else
+            assert_ok(rk_model_check_hf(test.model, dir));
         rk_test_model_close(&test);
         rk_free(name);
         rk_free(dir);
@@ -624,6 +657,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_load_of_directories_reads_or_names_the_defect),
+        cmocka_unit_test(test_check_of_tied_weights_compares_them),
         cmocka_unit_test(test_load_of_unused_weights_is_reported),
         cmocka_unit_test(test_load_of_missing_directory_is_not_found),
         cmocka_unit_test(test_load_of_truncated_file_is_data_loss),

@@ -284,7 +284,7 @@ static const struct rejected_case rejected_cases[] = {
     {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 0.5}", RK_INVALID_ARGUMENT,
      "rope_scaling.factor"},
     {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, \"beta_fast\": 1, \"beta_slow\": 2}",
-     RK_INVALID_ARGUMENT, "beta_slow < beta_fast"},
+     RK_INVALID_ARGUMENT, "beta_slow <= beta_fast"},
     {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, \"attention_factor\": -1}",
      RK_INVALID_ARGUMENT, "rope_scaling: attention_factor"},
     {"\"rope_scaling\": {\"type\": \"linear\", \"factor\": 4}", RK_UNIMPLEMENTED,
@@ -308,6 +308,10 @@ static const struct rejected_case rejected_cases[] = {
     {"\"rope_parameters\": {\"rope_theta\": 7e5, \"sliding_attention\": {}}", RK_INVALID_ARGUMENT,
      "rope_parameters.full_attention is missing"},
     {"\"rope_scaling\": 3", RK_INVALID_ARGUMENT, "rope_scaling: expected an object"},
+    {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4}, \"rope_parameters\": {\"rope_theta\": 7e5}",
+     RK_INVALID_ARGUMENT, "rope_scaling and rope_parameters are both given"},
+    {"\"original_max_position_embeddings\": 0, \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4}",
+     RK_INVALID_ARGUMENT, "original_max_position_embeddings"},
     {"\"rope_theta\": 0", RK_INVALID_ARGUMENT, "rope_theta: expected a positive number"},
     {"\"hidden_size\": 0", RK_INVALID_ARGUMENT, "config.json: hidden_size"},
     {"\"hidden_size\": \"64\"", RK_INVALID_ARGUMENT, "config.json: hidden_size"},
@@ -454,6 +458,46 @@ static void test_rope_inv_freq_of_llama3_matches_published_values(void **state)
 }
 
 /* Goal: YaRN with the settings of DeepSeek-V3 and Qwen2.5. Method: published values in f64. */
+/* Goal: every place and value of the RoPE keys gives the frequencies of transformers. */
+static void test_rope_keys_mean_the_same_in_transformers(void **state)
+{
+    char *path = rk_test_fixture_path("golden/rope.json");
+    struct rk_json *golden;
+    const struct rk_json *rows;
+
+    (void)state;
+    assert_ok(rk_json_parse_file(&golden, path, 1 << 20, 0));
+    rows = rk_json_find(golden, "rows");
+    assert_true(rk_json_count(rows) >= 17);
+    for (int64_t i = 0; i < rk_json_count(rows); i++) {
+        const struct rk_json *row = rk_json_at(rows, i), *keys = rk_json_find(row, "keys"),
+                             *inv_freq = rk_json_find(row, "inv_freq");
+        struct rk_json *hf_config = rk_json_clone(rk_json_find(golden, "base"));
+        char *text = rk_json_dump(keys, 0, false);
+        struct rk_model_config config;
+        struct rk_rope_spec rope;
+
+        for (void *it = rk_json_iter(keys); it; it = rk_json_iter_next(keys, it))
+            rk_json_set(hf_config, rk_json_iter_key(it), rk_json_clone(rk_json_iter_value(it)));
+        print_message("  %s\n", text);
+        assert_ok(rk_model_config_parse(&config, hf_config));
+        rope = rk_rope_of_config(&config);
+        for (int64_t k = 0; k < rk_json_count(inv_freq); k++)
+            assert_below(text,
+                         fabs(rk_rope_inv_freq(&rope, k) / rk_json_as_real(rk_json_at(inv_freq, k), 0) - 1),
+                         3e-7);
+        if (rope.scaling.type == RK_ROPE_YARN)
+            assert_below(text,
+                         fabs(rope.scaling.attention_factor -
+                              rk_json_as_real(rk_json_find(row, "attention_factor"), 0)),
+                         1e-12);
+        rk_free(text);
+        rk_json_free(hf_config);
+    }
+    rk_json_free(golden);
+    rk_free(path);
+}
+
 static void test_rope_inv_freq_of_yarn_matches_published_values(void **state)
 {
     static const struct frequency deepseek[] = {{10, 5.623413252e-02},
@@ -549,6 +593,7 @@ int main(void)
         cmocka_unit_test(test_parse_of_deepseek_v3_reads_latents_and_layers),
         cmocka_unit_test(test_parse_of_bad_deepseek_v3_names_the_key),
         cmocka_unit_test(test_rope_inv_freq_of_llama3_matches_published_values),
+        cmocka_unit_test(test_rope_keys_mean_the_same_in_transformers),
         cmocka_unit_test(test_rope_inv_freq_of_yarn_matches_published_values),
         cmocka_unit_test(test_rope_table_holds_cosines_of_fp32_angles),
         cmocka_unit_test(test_numerics_parse_of_names),
