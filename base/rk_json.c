@@ -11,6 +11,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_file_internal.h"
+#include "base/rk_file_kind.h"
 #include "base/rk_json_internal.h"
 
 #define BYTE_ORDER_MARK "\xef\xbb\xbf"
@@ -121,14 +122,19 @@ struct rk_status *rk_json_parse(struct rk_json **out, const char *text, size_t b
 struct rk_status *rk_json_parse_file(struct rk_json **out, const char *path, size_t max_bytes, uint32_t flags)
 {
     struct rk_status *st;
+    const char *kind;
     size_t bytes;
     char *text;
 
     *out = NULL;
     RK_TRY(rk_file_read(&text, &bytes, path, max_bytes));
     st = rk_json_parse(out, text, bytes, path, flags);
+    kind = st ? rk_file_kind_of(text, RK_MIN(bytes, (size_t)RK_FILE_KIND_BYTES)) : NULL;
     rk_free(text);
-    return st;
+    if (!kind)
+        return st;
+    rk_status_free(st);
+    return RK_FAIL(RK_INVALID_ARGUMENT, "'%s' %s", path, kind);
 }
 
 void rk_json_free(struct rk_json *json)

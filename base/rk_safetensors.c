@@ -11,6 +11,7 @@
 #include "base/rk_array.h"
 #include "base/rk_assert.h"
 #include "base/rk_file_internal.h"
+#include "base/rk_file_kind.h"
 #include "base/rk_map.h"
 
 #define MAX_HEADER_BYTES 100000000u /* the reference reader's limit */
@@ -264,7 +265,8 @@ static struct rk_status *parse_length(struct rk_st_file *file, const unsigned ch
     for (int i = LENGTH_BYTES - 1; i >= 0; i--)
         bytes = bytes << 8 | first[i];
     if (bytes > MAX_HEADER_BYTES)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "safetensors '%s': header of %llu bytes, the limit is %u",
+        return RK_FAIL(RK_DATA_LOSS,
+                       "'%s' is no safetensors file: its header would have %llu bytes, the limit is %u",
                        file->path, (unsigned long long)bytes, MAX_HEADER_BYTES);
     if (bytes > file->file_bytes - LENGTH_BYTES)
         return RK_FAIL(RK_DATA_LOSS, "safetensors '%s': header of %llu bytes in a file of %llu", file->path,
@@ -317,11 +319,15 @@ struct rk_status *rk_st_open(struct rk_st_file **out, const char *path)
 {
     struct rk_st_file *file = make_file(path);
     struct rk_status *st = open_file(file);
+    const char *kind = st ? rk_file_kind(path) : NULL;
 
     *out = st ? NULL : file;
     if (st)
         rk_st_close(file);
-    return st;
+    if (!kind)
+        return st;
+    rk_status_free(st);
+    return RK_FAIL(RK_DATA_LOSS, "'%s' %s", path, kind);
 }
 
 static struct rk_status *parse_bytes(struct rk_st_file *file, const unsigned char *data, size_t data_bytes)

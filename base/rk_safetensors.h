@@ -30,8 +30,8 @@ struct rk_st_tensor {
 
 struct rk_st_file;
 
-/* Opens and checks the header. NOT_FOUND, DATA_LOSS or RESOURCE_EXHAUSTED (a header over 100 MB,
- * over 131072 tensors or over 2 million values). */
+/* Opens and checks the header. NOT_FOUND, DATA_LOSS (also for a header over 100 MB, and for another kind of
+ * file, which the message names), or RESOURCE_EXHAUSTED (over 131072 tensors or over 2 million values). */
 struct rk_status *rk_st_open(struct rk_st_file **out, const char *path) RK_NODISCARD;
 /* The same check over bytes in memory that begin with the header, of a file of file_bytes in total (fuzzing,
  * batches received as bytes). Reads are refused on such an object. */

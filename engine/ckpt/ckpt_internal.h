@@ -13,8 +13,8 @@
 struct rk_hf_dir;
 
 /* Reads model.safetensors when there is one, else the files of the index, else every *.safetensors. Reads the
- * headers, no data. NOT_FOUND when the directory or its weights are missing; UNIMPLEMENTED for pickled
- * weights; DATA_LOSS for bad files. */
+ * headers, no data. NOT_FOUND when the directory or its weights are missing; UNIMPLEMENTED names what it has
+ * instead; DATA_LOSS for bad files. */
 struct rk_status *rk_hf_dir_open(struct rk_hf_dir **out, const char *path) RK_NODISCARD;
 void rk_hf_dir_close(struct rk_hf_dir *dir); /* NULL is a no-op */
 const char *rk_hf_dir_path(const struct rk_hf_dir *dir);

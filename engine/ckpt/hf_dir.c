@@ -8,6 +8,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
+#include "base/rk_file_kind.h"
 #include "base/rk_log.h"
 #include "base/rk_map.h"
 #include "base/rk_str.h"
@@ -88,10 +89,9 @@ static struct rk_status *add_tensors(struct rk_hf_dir *dir, const char *file_nam
     return NULL;
 }
 
-/* Names of the directory's weight files; *has_pickles: whether there are pickled files. */
+/* Names of the directory's weight files. */
 struct listing {
     RK_ARRAY(char *) names;
-    bool has_pickles;
 };
 
 static void listing_fini(struct listing *listing)
@@ -116,8 +116,6 @@ static struct rk_status *list(const char *path, struct listing *out)
     while ((entry = readdir(stream))) {
         if (rk_str_has_suffix(entry->d_name, ".safetensors"))
             rk_array_append(&out->names, rk_strdup(entry->d_name));
-        if (rk_str_has_prefix(entry->d_name, "pytorch_model") && rk_str_has_suffix(entry->d_name, ".bin"))
-            out->has_pickles = true;
     }
     closedir(stream);
     if (out->names.count > 1)
@@ -131,10 +129,8 @@ static struct rk_status *add_listed(struct rk_hf_dir *dir)
     struct rk_status *st = list(dir->path, &listing);
 
     if (!st && listing.names.count == 0)
-        st = listing.has_pickles
-                 ? RK_FAIL(RK_UNIMPLEMENTED,
-                           "the weights are pickled (pytorch_model*.bin), expected safetensors")
-                 : RK_FAIL(RK_NOT_FOUND, "no *.safetensors file");
+        st = RK_FAIL(RK_NOT_FOUND,
+                     "no *.safetensors file: expected those of the model, as Hugging Face has them");
     for (int64_t i = 0; !st && i < listing.names.count; i++)
         st = add_tensors(dir, listing.names.items[i]);
     listing_fini(&listing);
@@ -191,15 +187,20 @@ struct rk_status *rk_hf_dir_open(struct rk_hf_dir **out, const char *path)
 {
     struct rk_hf_dir *dir = rk_calloc(1, sizeof(*dir));
     struct rk_status *st;
+    char *kind;
 
     *out = NULL;
     dir->path = rk_strdup(path);
     dir->files = rk_map_create();
     dir->tensors = rk_map_create();
-    st = read_dir(dir);
+    kind = rk_model_dir_kind(path);
+    st = kind ? RK_FAIL(RK_UNIMPLEMENTED, "'%s' %s", path, kind) : read_dir(dir);
     if (st) {
         rk_hf_dir_close(dir);
-        return RK_WRAP(st, "model directory '%s'", path);
+        if (!kind)
+            st = RK_WRAP(st, "model directory '%s'", path);
+        rk_free(kind);
+        return st;
     }
     *out = dir;
     return NULL;

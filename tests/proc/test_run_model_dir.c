@@ -1,6 +1,7 @@
 /* What a model's directory and its tokenizer's files mean to a run. */
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
@@ -24,6 +25,14 @@ static void put_copy(const char *dir, const char *name)
     put_text(dir, name, text);
     rk_free(text);
     rk_free(from);
+}
+
+static void remove_file(const char *dir, const char *name)
+{
+    char *path = rk_path_join(dir, name);
+
+    assert_int_equal(unlink(path), 0);
+    rk_free(path);
 }
 
 /* Writes the configuration of the digits with another eos_token_id. */
@@ -130,11 +139,75 @@ static void test_run_a_template_in_a_file(void **state)
     rk_free(dir);
 }
 
+#define LFS                                            \
+    "version https://git-lfs.github.com/spec/v1\noid " \
+    "sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1\nsize 12\n"
+
+/* Starts a run with the model's directory: it fails before a step, with `part` and without words about
+ * memory. */
+static void expect_refused(const char *model, const char *part)
+{
+    char *path = rk_format(MODEL "path=%s", model), *tokenizer = rk_format(MODEL "tokenizer_path=%s", model);
+    const char *const keys[] = {path, tokenizer,
+                                "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1", NULL};
+    char *dir = new_run_dir();
+    struct outcome outcome = run_tiny_job(dir, "1", keys, NULL);
+
+    print_message("  %s\n", part);
+    assert_true(outcome.code != 0);
+    assert_text("stderr", outcome.err, part);
+    if (strstr(outcome.err, "memory") || strstr(outcome.err, "not fit") || strstr(outcome.err, "EXHAUSTED"))
+        fail_msg("a message about memory: %s", outcome.err);
+    outcome_fini(&outcome);
+    rk_free(dir);
+    rk_free(tokenizer);
+    rk_free(path);
+}
+
+/* Goal: what people bring instead of a model's directory is named, with what to do. The first two are found
+ * by the daemon, the others before it is started. */
+static void test_run_other_kinds_of_directories_are_named(void **state)
+{
+    char *model = rk_test_temp_path("other");
+
+    (void)state;
+    assert_int_equal(mkdir(model, 0755), 0);
+    put_config(model, "1");
+    put_copy(model, "tokenizer.json");
+    put_text(model, "model.safetensors", LFS);
+    expect_refused(model, "model.safetensors' is a git-lfs pointer, not the file itself: run 'git lfs pull'");
+    put_text(model, "model.safetensors",
+             "<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>\n");
+    expect_refused(model, "model.safetensors' is an HTML page");
+    remove_file(model, "model.safetensors");
+    expect_refused(model, "no *.safetensors file");
+    put_text(model, "pytorch_model.bin", "PK\003\004");
+    expect_refused(model, "has pickled weights (pytorch_model.bin), which is not read");
+    put_text(model, "model.gguf", "GGUF\003");
+    expect_refused(model, "has a GGUF file (model.gguf)");
+    put_text(model, "adapter_config.json", "{\"base_model_name_or_path\": \"Org/Base\"}");
+    put_text(model, "adapter_model.safetensors", "");
+    expect_refused(
+        model, "is an adapter (adapter_config.json), not a model: merge it into its base model 'Org/Base'");
+    remove_file(model, "adapter_config.json");
+    put_text(model, "model.safetensors", LFS);
+    put_text(model, "tokenizer.json", LFS);
+    expect_refused(model, "tokenizer.json' is a git-lfs pointer");
+    remove_file(model, "tokenizer.json");
+    expect_refused(model, "has no tokenizer (tokenizer.json)");
+    put_text(model, "tiktoken.model", "");
+    expect_refused(model, "has no tokenizer.json, only a tiktoken vocabulary (tiktoken.model)");
+    put_text(model, "config.json", LFS);
+    expect_refused(model, "config.json' is a git-lfs pointer");
+    rk_free(model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_run_the_tokenizers_eos_token_ends_responses),
         cmocka_unit_test(test_run_a_template_in_a_file),
+        cmocka_unit_test(test_run_other_kinds_of_directories_are_named),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

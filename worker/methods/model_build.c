@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_file_kind.h"
 #include "base/rk_str.h"
 
 #define CONFIG_BYTES_MAX (1 << 20) /* a config.json has a few kilobytes */
@@ -29,9 +30,15 @@ static struct rk_status *read_sources(struct rk_model_build *build, const struct
             "share_weights_of: role '%s' itself uses the weights of '%s' (plan_owner); name that role",
             build->share_with, share_with);
     if (build->path) {
-        char *file;
+        char *file, *kind;
 
         RK_TRY(rk_path_resolve(&build->dir, build->call->worker->ckpt_roots, build->path, 0));
+        kind = rk_model_dir_kind(build->dir);
+        if (kind) {
+            st = RK_FAIL(RK_UNIMPLEMENTED, "model.path: '%s' %s", build->dir, kind);
+            rk_free(kind);
+            return st;
+        }
         file = rk_path_join(build->dir, "config.json");
         st = rk_json_parse_file(&build->hf_config, file, CONFIG_BYTES_MAX, 0);
         rk_free(file);

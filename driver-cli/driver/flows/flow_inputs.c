@@ -109,6 +109,9 @@ static struct rk_status *load_model(struct rk_flow_inputs *inputs, const struct 
 
     if (path) {
         inputs->model_path = rk_hub_resolve(job_dir, path);
+        st = rk_flow_check_model_dir(inputs->model_path);
+        if (st)
+            return RK_WRAP(st, RK_JOB_MODEL "path");
         RK_TRY(read_optional_json(&inputs->hf_config, inputs->model_path, "config.json"));
         RK_TRY(read_optional_json(&inputs->generation_config, inputs->model_path, "generation_config.json"));
     } else {

@@ -3,13 +3,24 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_file_kind.h"
 #include "base/rk_str.h"
 #include "driver-cli/driver/estimate_internal.h"
 #include "driver-cli/driver/flows/flows_internal.h"
 
+struct rk_status *rk_flow_check_model_dir(const char *path)
+{
+    char *kind = rk_model_dir_kind(path);
+    struct rk_status *st = kind ? RK_FAIL(RK_UNIMPLEMENTED, "'%s' %s", path, kind) : NULL;
+
+    rk_free(kind);
+    return st;
+}
+
 struct rk_status *rk_flow_model_dir_open(struct rk_flow_model_dir *out, const char *path)
 {
     *out = (struct rk_flow_model_dir){.config_path = rk_path_join(path, "config.json")};
+    RK_TRY(rk_flow_check_model_dir(path));
     if (access(out->config_path, F_OK) != 0)
         return NULL;
     return rk_json_parse_file(&out->config, out->config_path, RK_FLOW_CONFIG_BYTES_MAX,

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_file_kind.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "driver-cli/driver/files_internal.h"
@@ -15,8 +16,16 @@
 static struct rk_status *open_file(struct rk_tokenizer **out, const char *file, const char *dir)
 {
     struct rk_json *special = NULL;
-    struct rk_status *st = rk_special_tokens_read_dir(&special, dir);
+    struct rk_status *st;
 
+    if (access(file, F_OK) != 0 && errno == ENOENT) {
+        char *kind = rk_tokenizer_dir_kind(dir);
+
+        st = RK_FAIL(RK_NOT_FOUND, "'%s' %s", dir, kind);
+        rk_free(kind);
+        return st;
+    }
+    st = rk_special_tokens_read_dir(&special, dir);
     if (!st)
         st = rk_tokenizer_create_special(out, file, special);
     rk_json_free(special);

@@ -112,8 +112,10 @@ struct rk_flow_model_dir {
     char *tokenizer_dir;
     struct rk_tokenizer *tokenizer; /* NULL: none was found */
 };
-/* Without its tokenizer. Fails for a config.json that is no JSON; `out` must be released after a failure
- * too. */
+/* UNIMPLEMENTED says what is at the path instead of a model's directory, if that is on this machine. */
+struct rk_status *rk_flow_check_model_dir(const char *path) RK_NODISCARD;
+/* Without its tokenizer. Fails for another kind of directory and for a config.json that is no JSON; `out`
+ * must be released after a failure too. */
 struct rk_status *rk_flow_model_dir_open(struct rk_flow_model_dir *out, const char *path) RK_NODISCARD;
 void rk_flow_model_dir_fini(struct rk_flow_model_dir *dir);
 /* Checks that the pipeline of the role can divide the layers of that config.json, and the rollout the

@@ -40,8 +40,8 @@ static const struct {
     rk_code_t code;
     struct image image;
 } malformed[] = {
-    {"length 2^64-1", RK_RESOURCE_EXHAUSTED, {UINT64_MAX, "{}", 0}},
-    {"length over the limit", RK_RESOURCE_EXHAUSTED, {100000001, "{}", 0}},
+    {"length 2^64-1", RK_DATA_LOSS, {UINT64_MAX, "{}", 0}},
+    {"length over the limit", RK_DATA_LOSS, {100000001, "{}", 0}},
     {"length at the limit, small file", RK_DATA_LOSS, {100000000, "{}", 0}},
     {"length one too long", RK_DATA_LOSS, {3, "{}", 0}},
     {"header is an array", RK_DATA_LOSS, {0, "[]", 0}},

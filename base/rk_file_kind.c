@@ -1,0 +1,196 @@
+#include "base/rk_file_kind.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_json.h"
+#include "base/rk_str.h"
+
+#define ADAPTER_FILE      "adapter_config.json"
+#define ADAPTER_BYTES_MAX (1 << 20)
+
+#define TO_SAFETENSORS                                                                                   \
+    "write the model as safetensors with transformers: AutoModelForCausalLM.from_pretrained(DIR), then " \
+    "save_pretrained(NEW_DIR)"
+
+/* --- files --- */
+
+const char *rk_file_kind_of(const void *data, size_t bytes)
+{
+    static const struct {
+        const char *head, *kind;
+        bool is_text; /* in letters of any case, behind white space */
+    } heads[] = {
+        {"version https://git-lfs",
+         "is a git-lfs pointer, not the file itself: run 'git lfs pull' in the directory", false},
+        {"<!doctype html",
+         "is an HTML page, as a download without access or from a wrong address gives: download it again",
+         true},
+        {"<html",
+         "is an HTML page, as a download without access or from a wrong address gives: download it again",
+         true},
+        {"GGUF", "is a GGUF file, which is not read: use the model's directory with *.safetensors files",
+         false},
+        {"PK\003\004", "is a pickled file of PyTorch, which is not read: " TO_SAFETENSORS, false},
+        {"\200\002", "is a pickled file of PyTorch, which is not read: " TO_SAFETENSORS, false},
+        {"\211HDF", "is an HDF5 file (TensorFlow), which is not read: " TO_SAFETENSORS, false},
+    };
+    const char *text = data;
+    size_t space = 0;
+
+    if (bytes == 0)
+        return "is empty: download it again";
+    while (space < bytes && strchr(" \t\r\n", text[space]) && text[space] != '\0')
+        space++;
+    for (size_t i = 0; i < RK_ARRAY_LEN(heads); i++) {
+        size_t length = strlen(heads[i].head), skipped = heads[i].is_text ? space : 0;
+
+        if (bytes - skipped < length)
+            continue;
+        if (heads[i].is_text ? strncasecmp(text + skipped, heads[i].head, length) == 0
+                             : memcmp(text, heads[i].head, length) == 0)
+            return heads[i].kind;
+    }
+    return NULL;
+}
+
+const char *rk_file_kind(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    char head[RK_FILE_KIND_BYTES];
+    struct stat info;
+    ssize_t bytes = -1;
+
+    if (fd < 0)
+        return NULL;
+    if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode))
+        bytes = read(fd, head, sizeof(head));
+    close(fd);
+    return bytes < 0 ? NULL : rk_file_kind_of(head, (size_t)bytes);
+}
+
+/* --- directories --- */
+
+/* A kind of file that a directory may have. */
+struct pattern {
+    const char *prefix, *suffix;
+    const char *what, *advice;
+};
+
+static bool matches(const char *name, const struct pattern *pattern)
+{
+    return rk_str_has_prefix(name, pattern->prefix) && rk_str_has_suffix(name, pattern->suffix);
+}
+
+/* The smallest row that a name of the directory matches; -1: none. `found` receives that name. */
+static int find_first(const char *path, const struct pattern *patterns, int num_patterns, char found[256])
+{
+    DIR *stream = opendir(path);
+    const struct dirent *entry;
+    int first = num_patterns;
+
+    while (stream && (entry = readdir(stream))) {
+        int i = 0;
+
+        while (i < first && !matches(entry->d_name, &patterns[i]))
+            i++;
+        if (i < first) {
+            first = i;
+            strncpy(found, entry->d_name, 255);
+        }
+    }
+    if (stream)
+        closedir(stream);
+    return first < num_patterns ? first : -1;
+}
+
+static char *adapter_kind(const char *path)
+{
+    char *file = rk_path_join(path, ADAPTER_FILE), *kind;
+    struct rk_json *config = NULL;
+    struct rk_status *st = rk_json_parse_file(&config, file, ADAPTER_BYTES_MAX, RK_JSON_BIG_INT_AS_REAL);
+    const char *base = rk_json_as_string(rk_json_find(config, "base_model_name_or_path"), NULL);
+
+    kind = rk_format("is an adapter (" ADAPTER_FILE
+                     "), not a model: merge it into its base model %s%s%sfirst (peft: "
+                     "merge_and_unload, then save_pretrained)",
+                     base ? "'" : "", base ? base : "", base ? "' " : "");
+    rk_status_free(st);
+    rk_json_free(config);
+    rk_free(file);
+    return kind;
+}
+
+/* Of a path that is a file. */
+static char *model_file_kind(const char *path)
+{
+    const char *kind = rk_str_has_suffix(path, ".safetensors") ? NULL : rk_file_kind(path);
+
+    return rk_strdup(kind ? kind : "is a file: expected the model's directory");
+}
+
+char *rk_model_dir_kind(const char *path)
+{
+    /* The first row counts of which there is a file; those without words are weights, which are read. */
+    static const struct pattern patterns[] = {
+        {"model", ".safetensors", NULL, NULL},
+        {"", ".safetensors.index.json", NULL, NULL},
+        {ADAPTER_FILE, "", "adapter", NULL},
+        {"consolidated", ".safetensors", "has weights in Mistral's own format",
+         "use the files of Hugging Face's format, config.json and model*.safetensors"},
+        {"", ".safetensors", NULL, NULL},
+        {"", ".gguf", "has a GGUF file", "use the model's directory with *.safetensors files"},
+        {"model_world_size_", ".pt", "has a checkpoint of verl's FSDP engine",
+         "merge it with python3 -m verl.model_merger"},
+        {"pytorch_model", ".bin", "has pickled weights", TO_SAFETENSORS},
+        {"", ".pth", "has pickled weights", TO_SAFETENSORS},
+        {"", ".pt", "has pickled weights", TO_SAFETENSORS},
+        {"tf_model", ".h5", "has weights of TensorFlow", TO_SAFETENSORS},
+        {"flax_model", ".msgpack", "has weights of Flax", TO_SAFETENSORS},
+    };
+    char name[256] = "";
+    struct stat info;
+    int i;
+
+    if (stat(path, &info) != 0)
+        return NULL;
+    if (!S_ISDIR(info.st_mode))
+        return model_file_kind(path);
+    i = find_first(path, patterns, RK_ARRAY_LEN(patterns), name);
+    if (i < 0 || !patterns[i].what)
+        return NULL;
+    if (!patterns[i].advice)
+        return adapter_kind(path);
+    return rk_format("%s (%s), which is not read: %s", patterns[i].what, name, patterns[i].advice);
+}
+
+char *rk_tokenizer_dir_kind(const char *path)
+{
+    static const char by_saving[] = ": AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)";
+    static const char from_tiktoken[] =
+        " (packages tiktoken, blobfile): tokenizer = AutoTokenizer.from_pretrained(DIR, "
+        "trust_remote_code=True), then "
+        "transformers.integrations.tiktoken.convert_tiktoken_to_fast(tokenizer.model, DIR)";
+    static const struct pattern patterns[] = {
+        {"", "tiktoken.model", "a tiktoken vocabulary", from_tiktoken},
+        {"", ".tiktoken", "a tiktoken vocabulary", from_tiktoken},
+        {"tokenizer", ".model", "a SentencePiece vocabulary", by_saving},
+        {"", "spiece.model", "a SentencePiece vocabulary", by_saving},
+        {"vocab", ".json", "a vocabulary of a slow tokenizer", by_saving},
+        {"vocab", ".txt", "a vocabulary of WordPiece", by_saving},
+    };
+    char name[256] = "";
+    int i = find_first(path, patterns, RK_ARRAY_LEN(patterns), name);
+
+    if (i < 0)
+        return rk_strdup(
+            "has no tokenizer (tokenizer.json): copy that of the base model to it, or name another "
+            "directory with the key tokenizer_path");
+    return rk_format("has no tokenizer.json, only %s (%s): write one with transformers%s", patterns[i].what,
+                     name, patterns[i].advice);
+}

@@ -1,0 +1,27 @@
+/* What a file or directory is that was given instead of a model's, and what to do about it: predicates for
+ * messages, "is a git-lfs pointer, not the file: run 'git lfs pull' ...".
+ */
+#ifndef RK_FILE_KIND_H
+#define RK_FILE_KIND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/rk_compiler.h"
+
+RK_BEGIN_DECLS
+
+/* By its first bytes, up to RK_FILE_KIND_BYTES; NULL: they tell nothing. */
+#define RK_FILE_KIND_BYTES 64
+const char *rk_file_kind_of(const void *data, size_t bytes);
+/* Of a regular file; NULL also if it cannot be read. */
+const char *rk_file_kind(const char *path);
+/* Of a path that should be a directory with *.safetensors: a file, or a directory with something else
+ * (adapter, GGUF, pickled weights); rk_free it. NULL if the directory has weights, or nothing is known. */
+char *rk_model_dir_kind(const char *path);
+/* Of a directory without tokenizer.json: what it has instead; rk_free it, never NULL. */
+char *rk_tokenizer_dir_kind(const char *path);
+
+RK_END_DECLS
+
+#endif
