@@ -13,6 +13,8 @@
 #define LINES_MAX      3
 #define PHASE_PREFIX   "timing_s/"
 #define VAL_PREFIX     "val-core/"
+#define EXTRA_PREFIX   "reward_extra/" /* numbers that a reward returns beside the score */
+#define EXTRA_SUFFIX   "/mean"
 
 struct line {
     const char *metric, *label;
@@ -25,6 +27,7 @@ struct chart {
     bool has_average;    /* the first line is drawn faint, with its moving average */
     bool has_validation; /* means of validations are added */
     bool is_validation;  /* every core value of validations */
+    bool is_extras;      /* means of the reward's numbers, in place of lines */
     bool is_phases;      /* timing_s, stacked, in place of lines */
     bool is_of_all;      /* values of one daemon, shown for all */
 };
@@ -36,6 +39,7 @@ static const struct chart charts[] = {
      .lines = {{"critic/score/mean", "training"}},
      .has_average = true,
      .has_validation = true},
+    {.section = "Learning", .title = "Numbers of the reward", .note = "means of a step", .is_extras = true},
     {.section = "Learning",
      .title = "Loss",
      .note = "loss of the answers in the data",
@@ -142,9 +146,14 @@ static bool is_validation_mean(const char *metric)
     return rk_str_has_prefix(metric, VAL_PREFIX) && strstr(metric, "/mean@");
 }
 
+static bool is_extra(const char *metric)
+{
+    return rk_str_has_prefix(metric, EXTRA_PREFIX) && rk_str_has_suffix(metric, EXTRA_SUFFIX);
+}
+
 bool rk_report_is_plotted(const char *metric)
 {
-    if (rk_str_has_prefix(metric, PHASE_PREFIX) || rk_str_has_prefix(metric, VAL_PREFIX))
+    if (rk_str_has_prefix(metric, PHASE_PREFIX) || rk_str_has_prefix(metric, VAL_PREFIX) || is_extra(metric))
         return true;
     for (size_t i = 0; i < RK_ARRAY_LEN(charts); i++) {
         for (int j = 0; j < LINES_MAX && charts[i].lines[j].metric; j++) {
@@ -212,6 +221,7 @@ static struct rk_plot_series *add(struct drawing *drawing, const char *label, rk
     struct rk_plot_series *series = &drawing->items[drawing->count++];
 
     *series = (struct rk_plot_series){.label = label, .kind = kind, .color = color % RK_PLOT_COLORS};
+    series->is_second = color >= RK_PLOT_COLORS;
     return series;
 }
 
@@ -323,6 +333,19 @@ static void add_validation(struct drawing *drawing, const struct rk_report *repo
     }
 }
 
+static void add_extras(struct drawing *drawing, const struct rk_report *report)
+{
+    int color = 0;
+
+    /* add_line adds up to two series */
+    for (int64_t i = 0; i < report->series.count && drawing->count + 1 < SERIES_MAX; i++) {
+        const struct rk_report_series *values = &report->series.items[i];
+
+        if (is_extra(values->name))
+            add_line(drawing, values->name + strlen(EXTRA_PREFIX), color++, values);
+    }
+}
+
 /* The value at `step`; 0 when the phase did not run. Steps are asked for in ascending order. */
 static double value_at(const struct rk_report_series *series, int64_t *cursor, double step)
 {
@@ -374,7 +397,8 @@ static void append_legend(struct rk_str *out, const struct drawing *drawing)
 
         if (series->kind == RK_PLOT_FAINT)
             continue;
-        rk_str_appendf(out, "<li><span class=\"swatch c%d\"></span>", series->color);
+        rk_str_appendf(out, "<li><span class=\"swatch c%d%s\"></span>", series->color,
+                       series->is_second ? " second" : "");
         rk_html_append_escaped(out, series->label, strlen(series->label));
         rk_str_append(out, "</li>");
     }
@@ -407,13 +431,23 @@ static void collect(struct drawing *drawing, const struct rk_report *report, con
         add_validation(drawing, report, false);
     if (chart->is_validation)
         add_validation(drawing, report, true);
+    if (chart->is_extras)
+        add_extras(drawing, report);
     if (chart->is_phases)
         add_phases(drawing, report);
 }
 
+/* The hatching of areas whose colour is in use already. */
+static const char hatch[] =
+    "<svg width=\"0\" height=\"0\" aria-hidden=\"true\"><defs><pattern id=\"hatch\" "
+    "width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" "
+    "patternTransform=\"rotate(45)\"><path class=\"hatching\" d=\"M0 0V6\"/></pattern></defs></svg>\n";
+
 void rk_report_append_charts(struct rk_str *out, const struct rk_report *report)
 {
     const char *section = NULL;
+
+    rk_str_append(out, hatch);
 
     for (size_t i = 0; i < RK_ARRAY_LEN(charts); i++) {
         struct drawing drawing = {0};

@@ -56,6 +56,42 @@ static void append_header(struct rk_str *out, const struct rk_report *report)
                    updated, updated + 11);
 }
 
+/* --- what a reader of the curves should know first --- */
+
+static bool is_always(const struct rk_report *report, const char *metric, double value)
+{
+    const struct rk_report_series *series = rk_report_find(report, metric);
+
+    for (int64_t i = 0; series && i < series->count; i++) {
+        if (series->y[i] != value)
+            return false;
+    }
+    return series && series->count > 0;
+}
+
+static void append_notices(struct rk_str *out, const struct rk_report *report)
+{
+    static const struct {
+        const char *metric;
+        double value;
+        const char *text;
+    } rows[] = {
+        {"response_length/clip_ratio", 1.0,
+         "Every response was cut off at data.max_response_length tokens, so none could end by itself: "
+         "the length may be too small, or the model does not end its responses."},
+        {"actor/grad_norm", 0.0,
+         "Every gradient is 0, so nothing is learned. With a group estimator this happens when all responses "
+         "to a prompt have the same score: the task is too hard or too easy for the model, or the reward "
+         "does not find the answer in the response."},
+        {"train/grad_norm", 0.0, "Every gradient is 0, so nothing is learned."},
+    };
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        if (is_always(report, rows[i].metric, rows[i].value))
+            rk_str_appendf(out, "<p class=\"notice\">%s</p>\n", rows[i].text);
+    }
+}
+
 /* --- current figures --- */
 
 static void begin_tile(struct rk_str *out, const char *title)
@@ -287,6 +323,7 @@ void rk_report_append_page(struct rk_str *out, const struct rk_report *report)
     append_head(out, report);
     rk_str_append(out, "<body>\n<main>\n");
     append_header(out, report);
+    append_notices(out, report);
     rk_str_append(out, "<dl class=\"tiles\">\n");
     append_progress_tile(out, report);
     append_curve_tiles(out, report);

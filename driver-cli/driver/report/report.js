@@ -13,7 +13,7 @@
   document.querySelectorAll("svg.plot").forEach((svg) => {
     const { left, right, min, max, top, bottom } = svg.dataset;
     const lines = [...svg.querySelectorAll("[data-label]")].map((path) => ({
-      label: path.dataset.label, color: /c[0-7]/.exec(path.getAttribute("class"))[0],
+      label: path.dataset.label, color: /c[0-7]( second)?/.exec(path.getAttribute("class"))[0],
       x: numbers(path.dataset.x), y: numbers(path.dataset.y),
     }));
     const cursor = svg.querySelector(".axis").cloneNode();

@@ -28,6 +28,7 @@ struct rk_plot_series {
     int color; /* 0..RK_PLOT_COLORS - 1: class "c<color>" of the style sheet */
     int64_t count;
     const double *x, *y; /* finite; x ascending */
+    bool is_second;      /* the colour is in use already: dashed, areas hatched */
 };
 
 struct rk_plot {

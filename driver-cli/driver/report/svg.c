@@ -132,7 +132,8 @@ static void begin_path(struct rk_str *out, const struct rk_plot_series *series)
                                           [RK_PLOT_POINTS] = "line",
                                           [RK_PLOT_AREA] = "area"};
 
-    rk_str_appendf(out, "<path class=\"%s c%d\"", classes[series->kind], series->color);
+    rk_str_appendf(out, "<path class=\"%s c%d%s\"", classes[series->kind], series->color,
+                   series->is_second ? " second" : "");
     if (series->kind != RK_PLOT_FAINT) {
         rk_str_append(out, " data-label=\"");
         rk_html_append_escaped(out, series->label, strlen(series->label));
@@ -166,16 +167,19 @@ static void draw_line(struct rk_str *out, const struct rk_plot_series *series, c
 static void draw_area(struct rk_str *out, const struct rk_plot_series *series, double *below,
                       const struct scale *x, const struct scale *y)
 {
-    struct rk_str back = {0};
+    struct rk_str outline = {0}, back = {0};
 
     for (int64_t i = series->count - 1; i >= 0; i--)
         rk_str_appendf(&back, "L%.1f %.1f", pixel(x, series->x[i]), pixel(y, below[i]));
     for (int64_t i = 0; i < series->count; i++)
         below[i] += series->y[i];
+    append_points(&outline, series, below, x, y);
+    rk_str_appendf(&outline, "%sZ\"/>\n", rk_str_text(&back));
     begin_path(out, series);
-    append_points(out, series, below, x, y);
-    rk_str_append(out, rk_str_text(&back));
-    rk_str_append(out, "Z\"/>\n");
+    rk_str_append(out, rk_str_text(&outline));
+    if (series->is_second)
+        rk_str_appendf(out, "<path class=\"hatched\" d=\"%s", rk_str_text(&outline));
+    rk_str_fini(&outline);
     rk_str_fini(&back);
 }
 
@@ -233,7 +237,7 @@ static void measure(const struct rk_plot *plot, struct range *x, struct range *y
         *x = (struct range){0.0, 1.0};
     if (y->min > y->max)
         *y = (struct range){0.0, 1.0};
-    if (plot->is_from_zero && y->min == 0.0 && y->max == 0.0)
+    if (y->min == 0.0 && y->max == 0.0)
         y->max = 1.0;
     if (sums || (plot->is_from_zero && y->min > 0.0))
         y->min = fmin(y->min, 0.0);

@@ -62,7 +62,7 @@ static bool read_attributes(struct html *html)
         html->at += strspn(html->at, " \n");
         if (*html->at == '/' || *html->at == '>')
             return true;
-        html->at += strspn(html->at, "abcdefghijklmnopqrstuvwxyzBV0123456789-");
+        html->at += strspn(html->at, "abcdefghijklmnopqrstuvwxyzBTUV0123456789-");
         if (*html->at != '=')
             continue;
         if (html->at[1] != '"')
@@ -166,9 +166,9 @@ static const double flat[] = {0.5, 0.5, 0.5, 0.5, 0.5};
 static const double zero[] = {0, 0, 0, 0, 0};
 static const double huge[] = {-1e300, 1e300, 0, 1e-300, 2};
 
-#define LINE(values, count_)                           \
-    {                                                  \
-        "line", RK_PLOT_LINE, 0, count_, steps, values \
+#define LINE(values, count_)                                  \
+    {                                                         \
+        "line", RK_PLOT_LINE, 0, count_, steps, values, false \
     }
 
 static const struct rk_plot_series one_line[] = {LINE(rising, 5)};
@@ -177,10 +177,10 @@ static const struct rk_plot_series one_point[] = {LINE(rising, 1)};
 static const struct rk_plot_series flat_line[] = {LINE(flat, 5)};
 static const struct rk_plot_series zero_line[] = {LINE(zero, 5)};
 static const struct rk_plot_series huge_line[] = {LINE(huge, 5)};
-static const struct rk_plot_series areas[] = {{"a", RK_PLOT_AREA, 0, 5, steps, rising},
-                                              {"b", RK_PLOT_AREA, 1, 5, steps, flat}};
-static const struct rk_plot_series mixed[] = {{"x", RK_PLOT_FAINT, 0, 5, steps, rising},
-                                              {"a<b & \"c\">\x01", RK_PLOT_POINTS, 7, 5, steps, flat}};
+static const struct rk_plot_series areas[] = {{"a", RK_PLOT_AREA, 0, 5, steps, rising, false},
+                                              {"b", RK_PLOT_AREA, 1, 5, steps, flat, false}};
+static const struct rk_plot_series mixed[] = {{"x", RK_PLOT_FAINT, 0, 5, steps, rising, false},
+                                              {"a<b & \"c\">\x01", RK_PLOT_POINTS, 7, 5, steps, flat, false}};
 
 struct plot_case {
     const char *label;
@@ -306,6 +306,76 @@ static char *finish(struct fixture *f, const char *outcome)
 {
     assert_ok(rk_logger_report.finish(f->state, outcome));
     return rk_test_read_file(f->path, NULL);
+}
+
+/* Goal: a reader is told when the curves of a run cannot mean learning, and is not told otherwise. */
+static void test_report_notices(void **state)
+{
+    static const struct {
+        double clip_ratios[2], grad_norms[2];
+        bool is_cut_off, is_without_gradients;
+    } rows[] = {
+        {{1.0, 1.0}, {0.0, 0.0}, true, true},
+        {{1.0, 0.5}, {0.0, 0.1}, false, false},
+        {{0.0, 0.0}, {0.1, 0.0}, false, false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        struct fixture f = open_report("notices");
+        char *page;
+
+        assert_ok(rk_logger_report.begin(f.state, 1, 2));
+        for (int64_t step = 1; step <= 2; step++) {
+            struct rk_json *metrics = rk_json_new_object();
+
+            rk_json_set(metrics, "response_length/clip_ratio",
+                        rk_json_new_real(rows[i].clip_ratios[step - 1]));
+            rk_json_set(metrics, "actor/grad_norm", rk_json_new_real(rows[i].grad_norms[step - 1]));
+            assert_ok(rk_logger_report.log(f.state, step, metrics));
+            rk_json_free(metrics);
+        }
+        page = finish(&f, "succeeded");
+        assert_int_equal(strstr(page, "Every response was cut off") != NULL, rows[i].is_cut_off);
+        assert_int_equal(strstr(page, "Every gradient is 0") != NULL, rows[i].is_without_gradients);
+        rk_free(page);
+        close_report(&f);
+    }
+}
+
+/* Goal: nine phases have nine legends of their own, the ninth hatched; a constant 0 has an axis from 0 to 1;
+ * numbers of the reward are plotted. */
+static void test_report_tells_many_series_apart(void **state)
+{
+    static const char *const phases[] = {"a", "b", "c", "d", "e", "f", "g", "h", "i"};
+    struct fixture f = open_report("phases");
+    struct rk_json *metrics = rk_json_new_object();
+    char *page, *chart;
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(phases); i++) {
+        char *name = rk_format("timing_s/%s", phases[i]);
+
+        rk_json_set(metrics, name, rk_json_new_real(1.0));
+        rk_free(name);
+    }
+    rk_json_set(metrics, "timing_s/agent_loop/generate_sequences/max", rk_json_new_real(1.0));
+    rk_json_set(metrics, "timing_s/step", rk_json_new_real(9.0));
+    rk_json_set(metrics, "reward_extra/acc/mean", rk_json_new_real(0.0));
+    assert_ok(rk_logger_report.begin(f.state, 1, 2));
+    for (int64_t step = 1; step <= 2; step++)
+        assert_ok(rk_logger_report.log(f.state, step, metrics));
+    page = finish(&f, "succeeded");
+    assert_non_null(strstr(page, "<span class=\"swatch c7\"></span>h</li>"));
+    assert_non_null(strstr(page, "<span class=\"swatch c0 second\"></span>i</li></ul>"));
+    assert_non_null(strstr(page, "<path class=\"hatched\" d=\"M"));
+    chart = strstr(page, "<b>Numbers of the reward</b>");
+    assert_non_null(chart);
+    assert_non_null(strstr(chart, "data-label=\"acc/mean\""));
+    assert_null(strstr(page, ">-0.")); /* no tick below 0 */
+    rk_json_free(metrics);
+    rk_free(page);
+    close_report(&f);
 }
 
 /* Goal: the page is self-contained and complete, and a model's text is not interpreted as markup. */
@@ -464,6 +534,8 @@ int main(void)
         cmocka_unit_test(test_find_fault_broken_documents_are_found),
         cmocka_unit_test(test_format_short_table),
         cmocka_unit_test(test_report_page_is_well_formed_and_escapes_texts),
+        cmocka_unit_test(test_report_notices),
+        cmocka_unit_test(test_report_tells_many_series_apart),
         cmocka_unit_test(test_report_of_a_long_run_stays_small_and_keeps_extremes),
         cmocka_unit_test(test_report_is_written_at_most_every_few_seconds),
         cmocka_unit_test(test_report_of_a_continued_run_begins_with_its_history),
