@@ -145,15 +145,30 @@ static void prune(struct rk_config_loader *loader, char *path)
     }
 }
 
+/* Two keys that one pattern gives to one key, with different values, are a contradiction. */
+static void check_alias(struct rk_config_loader *loader, const struct rk_config_foreign *row, const char *to,
+                        const struct rk_config_place *place, const char *path, const struct rk_json *value)
+{
+    const char *first = rk_map_find(loader->aliases, to);
+
+    if (!first || !is_pattern(row) || !matches(row, first) ||
+        rk_json_equal(rk_json_find_path(loader->tree, to), value))
+        return;
+    rk_config_problem(loader, place, path, "not supported beside %s with another value: %s", first,
+                      row->text);
+}
+
 /* row->to is "KEY" for the value or "KEY=JSON" for another one; a key that is set keeps its value. */
 static void put_instead(struct rk_config_loader *loader, const struct rk_config_foreign *row, const char *to,
-                        const struct rk_config_place *place, const struct rk_json *value)
+                        const struct rk_config_place *place, const char *path, const struct rk_json *value)
 {
     const char *equals = strchr(row->to, '=');
     struct rk_json *instead;
 
-    if (rk_json_find_path(loader->tree, to))
+    if (rk_json_find_path(loader->tree, to)) {
+        check_alias(loader, row, to, place, path, value);
         return;
+    }
     if (equals) {
         struct rk_status *st = rk_json_parse(&instead, equals + 1, strlen(equals + 1), row->to, 0);
 
@@ -162,6 +177,7 @@ static void put_instead(struct rk_config_loader *loader, const struct rk_config_
         instead = rk_json_clone(value);
     }
     rk_json_set_path(loader->tree, to, instead);
+    rk_map_put(loader->aliases, to, rk_arena_strdup(loader->arena, path));
     if (place)
         rk_config_set_place(loader, to, place);
 }
@@ -212,7 +228,7 @@ static void apply_row(struct rk_config_loader *loader, const struct rk_config_fo
     tell(loader, row, path, value, to);
     remove_path(loader, path);
     if (to)
-        put_instead(loader, row, to, place, copy);
+        put_instead(loader, row, to, place, path, copy);
     if (to && continues_at(row, to)) {
         apply(loader, to);
         if (!rk_json_find_path(loader->tree, to))
@@ -332,14 +348,24 @@ struct paths {
     RK_ARRAY(char *) items;
 };
 
-/* Counts values, and empty objects. */
+/* Members whose names no path can say. */
+static bool has_dotted_member(const struct rk_json *section)
+{
+    for (void *it = rk_json_iter(section); it; it = rk_json_iter_next(section, it)) {
+        if (strchr(rk_json_iter_key(it), '.'))
+            return true;
+    }
+    return false;
+}
+
+/* Counts values, and objects that are empty or have members whose names have dots. */
 static void list_paths(const struct rk_config_loader *loader, const struct rk_json *section, const char *path,
                        struct paths *out)
 {
     for (void *it = rk_json_iter(section); it; it = rk_json_iter_next(section, it)) {
         const struct rk_json *value = rk_json_iter_value(it);
         char *member = rk_json_join_path(path, rk_json_iter_key(it));
-        bool has_members = is_section(value) && rk_json_count(value) > 0;
+        bool has_members = is_section(value) && rk_json_count(value) > 0 && !has_dotted_member(value);
 
         if (strchr(rk_json_iter_key(it), '.')) {
             rk_free(member);

@@ -4,6 +4,7 @@
 
 #include "base/rk_kl.h"
 #include "base/rk_knobs.h"
+#include "base/rk_log.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 
@@ -51,10 +52,9 @@ static void check_loss_mode(const struct rk_config *job, struct rk_str *problems
     if (!is_topk)
         check_estimator(job, problems);
     if (!is_topk && !rk_config_is_null(job, RK_KNOB_DISTILL "log_prob_min_clamp"))
-        rk_str_appendf(problems,
-                       RK_KNOB_DISTILL "log_prob_min_clamp=%g: no effect with " LOSS_MODE
-                                       "=%s; set loss_max_clamp, or a divergence over the top-k\n",
-                       rk_config_real(job, RK_KNOB_DISTILL "log_prob_min_clamp"), mode);
+        RK_WARN(RK_KNOB_DISTILL "log_prob_min_clamp=%g has no effect with " LOSS_MODE
+                                "=%s; loss_max_clamp bounds the loss",
+                rk_config_real(job, RK_KNOB_DISTILL "log_prob_min_clamp"), mode);
     if (rk_config_bool(job, RK_KNOB_DISTILL "renormalize_topk") && strcmp(mode, "forward_kl_topk") != 0)
         rk_str_appendf(problems,
                        RK_KNOB_DISTILL "renormalize_topk=true: no meaning with " LOSS_MODE

@@ -74,6 +74,8 @@ struct rk_json *rk_job_reward(const struct rk_config *job);
 bool rk_job_has_reward_function(const struct rk_config *job);
 /* The reward gets the columns of the data (TRL's functions). */
 bool rk_job_reward_takes_columns(const struct rk_config *job);
+/* Tokens of a response with the full penalty of reward_manager dapo. */
+int64_t rk_job_overlong_max_len(const struct rk_config *job);
 /* Paths of the reward in a whole job; relative ones are relative to `dir`. */
 void rk_job_reward_make_absolute(struct rk_json *tree, const char *dir);
 /* The rule "reward". */
@@ -242,9 +244,8 @@ struct rk_status *rk_job_check_rollout_experts(const struct rk_config *job, int6
  * of a role whose ranks have all experts. */
 struct rk_status *rk_job_check_expert_keys(const struct rk_config *job, uint32_t role, bool has_experts,
                                            const char *model_type) RK_NODISCARD;
-/* The rules "world", "rollout experts" and "pipeline" (job_mesh_rules.c). */
+/* The rules "world" and "pipeline" (job_mesh_rules.c). */
 void rk_job_world_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
-void rk_job_rollout_experts_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 void rk_job_pipeline_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 
 /* The meshes of the roles that a job needs, in the order of the table of roles. */

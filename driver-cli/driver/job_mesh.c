@@ -49,10 +49,11 @@ static int64_t rollout_tp(const struct rk_config *job)
                          rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_TP));
 }
 
-/* With ep the experts are whole. */
+/* With ep the experts are whole. A replica has all of them: other sizes, such as verl's ranks over several
+ * replicas, are taken as its tp. */
 static int64_t rollout_size(const struct rk_config *job, rk_axis_t axis)
 {
-    int64_t tp = rollout_tp(job), ep = rk_config_int(job, RK_JOB_ROLLOUT RK_JOB_ROLLOUT_EP);
+    int64_t tp = rollout_tp(job), ep = rk_config_int(job, RK_JOB_ROLLOUT RK_JOB_ROLLOUT_EP) > 1 ? tp : 1;
 
     switch (axis) {
     case RK_AXIS_TP:
@@ -223,18 +224,27 @@ int32_t rk_job_num_replicas(const struct rk_config *job, uint32_t role, int32_t 
 
 /* --- the pipeline, and other options of the engine --- */
 
-/* A role with its own pipeline does not take the actor's division of the layers. 0 when it is not given. */
+/* A role with its own number of stages does not take the actor's division of the layers; as in verl the
+ * reference does, with the same number. */
+static bool has_own_cut(const struct rk_config *job, const struct rk_job_role *row)
+{
+    char *pp = rk_format("%s" RK_JOB_PP, row->section);
+    bool has_own = !rk_config_is_null(job, pp) &&
+                   (row->bit != RK_ROLE_REF ||
+                    rk_config_int(job, pp) != rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_PP));
+
+    rk_free(pp);
+    return has_own;
+}
+
+/* 0 when it is not given. */
 static int32_t cut_of(const struct rk_config *job, uint32_t role, const char *name)
 {
     const struct rk_job_role *row = rk_job_role(role);
-    char *own = rk_format("%s%s", row->section, name), *pp = rk_format("%s" RK_JOB_PP, row->section);
-    char *path =
-        rk_config_is_null(job, own) && rk_config_is_null(job, pp) ? path_of(job, row, name) : rk_strdup(own);
+    char *path = has_own_cut(job, row) ? rk_format("%s%s", row->section, name) : path_of(job, row, name);
     int64_t value = rk_job_int_or(job, path, 0);
 
     rk_free(path);
-    rk_free(pp);
-    rk_free(own);
     return (int32_t)value;
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_knobs.h"
+#include "base/rk_log.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 
@@ -101,40 +102,34 @@ static int32_t find_bad_rank(const struct rk_job_ranks *ranks, int32_t world_siz
 
 /* --- experts of the rollout --- */
 
-/* Either each tp rank has whole experts, or all have a part of every expert. */
-static bool has_rollout_experts(const struct rk_config *job)
+/* Responses do not depend on the ranks that have an expert, the memory of a rank does. */
+static void warn_of_rollout_experts(int64_t given, int32_t ep)
 {
-    int32_t ep = rk_job_role_size(job, RK_ROLE_ROLLOUT, RK_AXIS_EP);
-
-    return ep == 1 || ep == rk_job_role_size(job, RK_ROLE_ROLLOUT, RK_AXIS_TP);
-}
-
-void rk_job_rollout_experts_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
-{
-    (void)world_size;
-    if (rk_job_role_needed(job, RK_ROLE_ROLLOUT) && !has_rollout_experts(job))
-        rk_str_appendf(problems,
-                       RK_JOB_ROLLOUT RK_JOB_ROLLOUT_EP "=%d: expected 1, or " RK_JOB_ROLLOUT_TP
-                                                        " of the rollout, which is %d\n",
-                       rk_job_role_size(job, RK_ROLE_ROLLOUT, RK_AXIS_EP),
-                       rk_job_role_size(job, RK_ROLE_ROLLOUT, RK_AXIS_TP));
+    if (given != ep)
+        RK_WARN(RK_JOB_ROLLOUT RK_JOB_ROLLOUT_EP "=%" PRId64 " is taken as %d, " RK_JOB_ROLLOUT_TP
+                                                 ": every replica of the rollout has all experts, divided "
+                                                 "over its ranks",
+                given, ep);
 }
 
 struct rk_status *rk_job_check_rollout_experts(const struct rk_config *job, int64_t num_experts)
 {
+    int64_t given = rk_config_int(job, RK_JOB_ROLLOUT RK_JOB_ROLLOUT_EP);
     int32_t ep = rk_job_role_size(job, RK_ROLE_ROLLOUT, RK_AXIS_EP);
 
-    if (ep == 1 || !rk_job_role_needed(job, RK_ROLE_ROLLOUT))
+    if (given == 1 || !rk_job_role_needed(job, RK_ROLE_ROLLOUT))
         return NULL;
     if (num_experts == 0)
-        return RK_FAIL(
-            RK_INVALID_ARGUMENT,
-            RK_JOB_ROLLOUT RK_JOB_ROLLOUT_EP "=%d: expected 1 for a model without layers of experts", ep);
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       RK_JOB_ROLLOUT RK_JOB_ROLLOUT_EP "=%" PRId64
+                                                        ": expected 1 for a model without layers of experts",
+                       given);
     if (num_experts % ep != 0)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        RK_JOB_ROLLOUT RK_JOB_ROLLOUT_EP "=%d: expected a divisor of the %" PRId64
                                                         " experts of the model",
                        ep, num_experts);
+    warn_of_rollout_experts(given, ep);
     return NULL;
 }
 
@@ -231,8 +226,6 @@ void rk_job_world_check(const struct rk_config *job, int32_t world_size, struct 
     const struct rk_job_role *roles = rk_job_roles(&count);
 
     for (int64_t i = 0; i < count; i++) {
-        if (roles[i].bit == RK_ROLE_ROLLOUT && !has_rollout_experts(job))
-            continue; /* the finding of the rule "rollout experts" */
         if (rk_job_role_needed(job, roles[i].bit) && !rk_job_role_shares(job, roles[i].bit))
             check_mesh(job, &roles[i], world_size, problems);
     }

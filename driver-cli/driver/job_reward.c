@@ -75,20 +75,26 @@ void rk_job_reward_make_absolute(struct rk_json *tree, const char *dir)
     make_absolute(tree, OLD_PATH, dir, false);
 }
 
+int64_t rk_job_overlong_max_len(const struct rk_config *job)
+{
+    return rk_job_int_or(job, RK_JOB_REWARD_KWARGS "max_resp_len",
+                         rk_config_int(job, "data.max_response_length"));
+}
+
 static void check_overlong(const struct rk_config *job, struct rk_str *problems)
 {
-    int64_t max_len = rk_job_int_or(job, RK_JOB_REWARD_KWARGS "max_resp_len", 0);
+    int64_t max_len = rk_job_overlong_max_len(job);
     int64_t len = rk_job_int_or(job, RK_JOB_OVERLONG "len", 0);
 
     if (!rk_config_bool(job, RK_JOB_OVERLONG "enable"))
         return;
     if (strcmp(rk_config_string(job, "reward.reward_manager.name"), "dapo") != 0)
         rk_str_append(problems, RK_JOB_OVERLONG "enable needs reward.reward_manager.name=dapo\n");
-    if (max_len == 0 || len == 0 || max_len < len)
+    if (len == 0 || max_len < len)
         rk_str_appendf(problems,
                        RK_JOB_OVERLONG "len: expected 1 to " RK_JOB_REWARD_KWARGS "max_resp_len, got %" PRId64
                                        " and %" PRId64 "%s\n",
-                       len, max_len, len == 0 || max_len == 0 ? " (0: not given)" : "");
+                       len, max_len, len == 0 ? " (0: not given)" : "");
 }
 
 void rk_job_reward_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems)

@@ -7,6 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_ckpt_dir.h"
+#include "base/rk_log.h"
 #include "driver-cli/driver/flows/flow_internal.h"
 #include "driver-cli/driver/loggers/loggers_internal.h"
 #include "driver-cli/rk_driver.h"
@@ -143,8 +144,14 @@ static void check_model(const struct rk_config *job, int32_t world_size, struct 
 static void check_filter_groups(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     (void)world_size;
-    if (!rk_config_bool(job, "algorithm.filter_groups.enable"))
+    if (!rk_config_bool(job, "algorithm.filter_groups.enable")) {
+        if (!rk_config_is_null(job, "data.gen_batch_size") &&
+            rk_config_int(job, "data.gen_batch_size") != rk_config_int(job, "data.train_batch_size"))
+            RK_WARN("data.gen_batch_size=%lld has no effect without algorithm.filter_groups.enable: a step "
+                    "generates responses to data.train_batch_size prompts",
+                    (long long)rk_config_int(job, "data.gen_batch_size"));
         return;
+    }
     if (rk_config_is_null(job, "algorithm.filter_groups.metric"))
         rk_str_append(problems, "algorithm.filter_groups.enable needs algorithm.filter_groups.metric\n");
     if (!rk_job_role_needed(job, RK_ROLE_ROLLOUT))
@@ -291,8 +298,7 @@ static void check_checkpoints(const struct rk_config *job, int32_t world_size, s
             "got %s\n",
             from ? from : "null");
     if (!is_path && from)
-        rk_str_append(problems,
-                      "trainer.resume_from_path has no effect without trainer.resume_mode=resume_path\n");
+        RK_WARN("trainer.resume_from_path has no effect without trainer.resume_mode=resume_path");
     if (rk_config_bool(job, "trainer.del_local_ckpt_after_load"))
         rk_str_append(problems, "trainer.del_local_ckpt_after_load=true: expected false; checkpoints are "
                                 "loaded in place, without "
@@ -311,7 +317,7 @@ static void check_validation(const struct rk_config *job, int32_t world_size, st
         return;
     if (val_only)
         rk_str_append(problems, "trainer.val_only=true needs data.val_files\n");
-    if (rk_config_int(job, "trainer.test_freq") > 0)
+    if (rk_config_int(job, "trainer.test_freq") > 0 || rk_config_bool(job, "trainer.test_after_each_epoch"))
         rk_str_append(problems, "trainer.test_freq needs data.val_files\n");
     if (!rk_config_is_null(job, "trainer.validation_data_dir"))
         rk_str_append(problems, "trainer.validation_data_dir needs data.val_files\n");
@@ -356,7 +362,6 @@ static void check_profile(const struct rk_config *job, int32_t world_size, struc
 
 static const struct rk_job_rule rules[] = {
     {"world", rk_job_world_check, true},
-    {"rollout experts", rk_job_rollout_experts_check, false},
     {"nodes", check_nodes, true},
     {"pipeline", rk_job_pipeline_check, false},
     {"train batch", check_train_batch, true},

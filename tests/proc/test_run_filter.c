@@ -137,6 +137,43 @@ static void test_filter_batch_is_filled_with_the_oldest_groups(void **state)
     rk_free(dir);
 }
 
+/* Goal: every generation has data.gen_batch_size prompts. The same rewards as above: 3 of the first 8 groups
+ * and 2 of the next 8 (4 of them of the next epoch) have equal scores; verl 0.9.1's metric is the default. */
+static void test_filter_generates_gen_batch_size_prompts(void **state)
+{
+    static const double expected[2][3] = {{3, 1, 1}, {2, 2, 1}}; /* evicted, surplus, generations */
+    char *dir = new_run_dir(), *dump = rk_test_temp_path("dump8"),
+         *key = rk_format("trainer.rollout_data_dir=%s", dump);
+    char inputs[KEPT_ROWS + 1];
+    struct outcome outcome;
+    struct job job;
+
+    (void)state;
+    open_job(&job, "fmfmmmfmmmmm");
+    outcome = run_in(dir, &job,
+                     (const char *const[]){"data.shuffle=false", "trainer.total_training_steps=2",
+                                           "data.gen_batch_size=8", FILTER "metric=reward", key, NULL});
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    for (int64_t step = 1; step <= 2; step++) {
+        struct rk_json *metrics = read_metrics(dir, step);
+
+        assert_true(metric(metrics, "training/filter_groups/evicted_samples") == expected[step - 1][0]);
+        assert_true(metric(metrics, "training/filter_groups/discarded_surplus_samples") ==
+                    expected[step - 1][1]);
+        assert_true(metric(metrics, "train/num_gen_batches") == expected[step - 1][2]);
+        rk_json_free(metrics);
+    }
+    read_inputs(dump, 1, inputs);
+    assert_string_equal(inputs, "11334455");
+    read_inputs(dump, 2, inputs);
+    assert_string_equal(inputs, "88990011"); /* prompts 8 to 11 */
+    close_job(&job);
+    rk_free(key);
+    rk_free(dump);
+    rk_free(dir);
+}
+
 /* Goal: a batch that is put together from several generations has the experts of its rows: in strict numerics
  * those that training chooses. */
 static void test_filter_keeps_the_experts_of_each_row(void **state)
@@ -214,7 +251,7 @@ static void test_filter_without_signal_ends_the_run(void **state)
         {FILTER "max_num_gen_batches=2", "2 generations of 8 prompts gave 0 groups", 1},
         {FILTER "max_num_gen_batches=0", "3 generations of 12 prompts gave 0 groups", 1},
         {FILTER "max_inflight_gen_batches=2", "2 generations of 12 prompts gave 0 groups", 1},
-        {FILTER "metric=seq_reward", FILTER "metric=seq_reward: ", 2},
+        {FILTER "metric=length", FILTER "metric=length: ", 2},
     };
     struct job job;
 
@@ -237,6 +274,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_filter_batch_is_filled_with_the_oldest_groups),
+        cmocka_unit_test(test_filter_generates_gen_batch_size_prompts),
         cmocka_unit_test(test_filter_keeps_the_experts_of_each_row),
         cmocka_unit_test(test_filter_run_goes_on_bit_for_bit),
         cmocka_unit_test(test_filter_without_signal_ends_the_run),

@@ -10,6 +10,22 @@
 
 /* --- options --- */
 
+/* model.override_config: values in place of config.json's. */
+static struct rk_status *override_config(struct rk_model_build *build, const struct rk_json *options)
+{
+    int64_t max_positions = 0;
+
+    RK_TRY(rk_json_opt_i64(options, "", RK_KNOB_MAX_POSITIONS, 1, INT32_MAX, &max_positions));
+    if (max_positions > 0 && build->hf_config) {
+        struct rk_json *config = rk_json_clone(build->hf_config);
+
+        rk_json_free(build->hf_config);
+        rk_json_set(config, "max_position_embeddings", rk_json_new_int(max_positions));
+        build->hf_config = config;
+    }
+    return NULL;
+}
+
 /* The source of the model: the role's options, or those of the owner of its weights. */
 static struct rk_status *read_sources(struct rk_model_build *build, const struct rk_json *options)
 {
@@ -42,11 +58,11 @@ static struct rk_status *read_sources(struct rk_model_build *build, const struct
         file = rk_path_join(build->dir, "config.json");
         st = rk_json_parse_file(&build->hf_config, file, CONFIG_BYTES_MAX, 0);
         rk_free(file);
-        return st ? RK_WRAP(st, "model.path") : NULL;
+        return st ? RK_WRAP(st, "model.path") : override_config(build, options);
     }
     build->hf_config = has_config ? rk_json_retain(config) : NULL;
     build->share_with = share_with ? share_with : build->share_with;
-    return NULL;
+    return override_config(build, options);
 }
 
 /* The owner of the weights, if this role can use its current or planned weights. */

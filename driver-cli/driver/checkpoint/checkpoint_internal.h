@@ -50,8 +50,9 @@ struct rk_status *rk_run_state_check(const struct rk_json *state, const struct r
 
 /* --- the directory (checkpoints.c) --- */
 struct rk_checkpoints {
-    char *dir;                           /* absolute; NULL: nothing is saved or loaded */
-    int64_t save_freq;                   /* steps; 0: never */
+    char *dir;         /* absolute; NULL: nothing is saved or loaded */
+    int64_t save_freq; /* steps; 0: never; INT64_MAX: only after epochs and at the end */
+    bool after_each_epoch;
     int64_t max_to_keep;                 /* 0: all */
     bool is_async;                       /* actor.checkpoint.async_save */
     const struct rk_json *save_contents; /* borrowed from the job */

@@ -256,7 +256,8 @@ static void read_keys(struct rk_checkpoints *out, const struct rk_config *job)
     int64_t save_freq = rk_config_int(job, "trainer.save_freq");
 
     *out = (struct rk_checkpoints){.lock = -1};
-    out->save_freq = RK_MAX(save_freq, 0);
+    out->after_each_epoch = rk_config_bool(job, "trainer.save_after_each_epoch");
+    out->save_freq = save_freq > 0 ? save_freq : out->after_each_epoch ? INT64_MAX : 0;
     out->max_to_keep = rk_job_ckpt_to_keep(job);
     out->is_async = rk_config_bool(job, RK_JOB_ACTOR "checkpoint.async_save");
     out->save_contents = rk_config_json(job, RK_JOB_ACTOR "checkpoint.save_contents");

@@ -139,7 +139,8 @@ struct rk_status *rk_flow_checkpoint_check(struct rk_flow_context *ctx)
 
 static bool is_due(const struct rk_flow_context *ctx)
 {
-    return saves(ctx) && (ctx->step % ctx->checkpoints->save_freq == 0 || ctx->step == ctx->total_steps);
+    return saves(ctx) && (ctx->step % ctx->checkpoints->save_freq == 0 || ctx->step == ctx->total_steps ||
+                          (ctx->checkpoints->after_each_epoch && ctx->step % ctx->steps_per_epoch == 0));
 }
 
 /* verl's order: with 2 or more to keep, old ones are removed before the save. */

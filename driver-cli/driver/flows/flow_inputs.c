@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_knobs.h"
 #include "base/rk_log.h"
 #include "driver-cli/driver/estimate_internal.h"
 #include "driver-cli/driver/files_internal.h"
@@ -122,6 +123,9 @@ static struct rk_status *load_model(struct rk_flow_inputs *inputs, const struct 
         if (st)
             return RK_WRAP(st, RK_JOB_MODEL "hf_config_path");
     }
+    if (inputs->hf_config && !rk_config_is_null(job, RK_JOB_MODELS RK_KNOB_MAX_POSITIONS))
+        rk_json_set(inputs->hf_config, "max_position_embeddings",
+                    rk_json_new_int(rk_config_int(job, RK_JOB_MODELS RK_KNOB_MAX_POSITIONS)));
     inputs->workload = workload_of(inputs->hf_config);
     return NULL;
 }

@@ -13,7 +13,7 @@ void rk_overlong_apply(struct rk_flow_scores *scores, const struct rk_config *jo
     if (!rk_config_bool(job, RK_JOB_OVERLONG "enable"))
         return;
     len = (double)rk_config_int(job, RK_JOB_OVERLONG "len");
-    expected = (double)rk_config_int(job, RK_JOB_REWARD_KWARGS "max_resp_len") - len;
+    expected = (double)rk_job_overlong_max_len(job) - len;
     factor = rk_config_real(job, RK_JOB_OVERLONG "penalty_factor");
     is_logged = rk_config_bool(job, RK_JOB_OVERLONG "log");
     for (int64_t row = 0; row < scores->num_rows; row++) {

@@ -95,6 +95,7 @@ static struct rk_json *model_options(const struct rk_flow_context *ctx)
     struct rk_json *options = model_options_of(ctx, ctx->inputs->model_path);
 
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_INIT);
+    rk_job_copy_value(options, RK_KNOB_MAX_POSITIONS, ctx->job, RK_JOB_MODELS RK_KNOB_MAX_POSITIONS);
     return options;
 }
 

@@ -290,9 +290,12 @@ out:
 bool rk_flow_validates(const struct rk_flow_context *ctx)
 {
     int64_t freq = rk_config_int(ctx->job, "trainer.test_freq");
+    bool each_epoch = rk_config_bool(ctx->job, "trainer.test_after_each_epoch");
+    bool is_last = (freq > 0 || each_epoch) && ctx->step == ctx->total_steps;
 
-    return !rk_config_is_null(ctx->job, "data.val_files") && freq > 0 &&
-           (ctx->step % freq == 0 || ctx->step == ctx->total_steps);
+    return !rk_config_is_null(ctx->job, "data.val_files") &&
+           (is_last || (freq > 0 && ctx->step % freq == 0) ||
+            (each_epoch && ctx->step % ctx->steps_per_epoch == 0));
 }
 
 static struct rk_status *validate(struct rk_flow_context *ctx)

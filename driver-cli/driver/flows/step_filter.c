@@ -1,7 +1,8 @@
 /* Groups without signal (Yu et al., "DAPO", arXiv:2503.14476, "dynamic sampling"): responses to a prompt that
  * do not differ in algorithm.filter_groups.metric have no advantage. Such groups are evicted, and generation
  * continues until the batch is full; as in verl an evicted group is replaced by two prompts, and a
- * generation takes at most max_inflight_gen_batches batches of them. The oldest groups form the batch. */
+ * generation takes at most max_inflight_gen_batches batches of them. With data.gen_batch_size every
+ * generation has so many prompts, as in DAPO's recipe. The oldest groups form the batch. */
 #include <math.h>
 #include <string.h>
 
@@ -43,7 +44,8 @@ bool rk_filter_value(double *out, const struct rk_reward_result *result, const c
     const struct rk_json *value = result->extra ? rk_json_find(result->extra, metric) : NULL;
 
     *out = rk_json_as_real(value, NAN);
-    if (!value && (strcmp(metric, "score") == 0 || (!result->extra && strcmp(metric, "acc") == 0)))
+    if (!value && (strcmp(metric, "score") == 0 || strcmp(metric, "reward") == 0 ||
+                   strcmp(metric, "seq_reward") == 0 || (!result->extra && strcmp(metric, "acc") == 0)))
         *out = result->score;
     return isfinite(*out);
 }
@@ -195,12 +197,13 @@ static struct rk_status *generate_parts(struct filter *filter)
 {
     const struct rk_flow_context *ctx = filter->ctx;
     int64_t limit = rk_config_int(ctx->job, FILTER_GROUPS "max_inflight_gen_batches") * ctx->num_prompts;
+    int64_t size = rk_job_int_or(ctx->job, "data.gen_batch_size", 0);
 
     filter->credit = ctx->num_prompts;
-    RK_TRY(generate_part(filter, ctx->num_prompts));
+    RK_TRY(generate_part(filter, size > 0 ? size : ctx->num_prompts));
     while (filter->num_kept < ctx->num_prompts) {
         RK_TRY(check_bound(filter));
-        RK_TRY(generate_part(filter, RK_MIN(filter->credit, limit)));
+        RK_TRY(generate_part(filter, size > 0 ? size : RK_MIN(filter->credit, limit)));
     }
     return NULL;
 }

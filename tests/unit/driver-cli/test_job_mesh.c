@@ -268,32 +268,30 @@ static void test_world_check_names_key_value_and_the_nearest_layout(void **state
     }
 }
 
-/* Goal: the rollout's experts are divided by width or as whole ones, over all of its tp ranks. */
-static void test_rollout_experts_check_names_key_value_and_tp(void **state)
+/* Goal: the rollout's experts are divided by width or as whole ones, over all of its tp ranks; verl's sizes
+ * over several replicas are taken as its tp. */
+static void test_rollout_experts_are_divided_over_its_tp(void **state)
 {
     static const struct {
         const char *changes[MAX_CHANGES];
-        const char *problems;
+        int32_t ep, etp;
     } cases[] = {
-        {{0}, ""},
-        {{RTP "4", REP "4"}, ""},
-        {{ACTOR TP "2", ACTOR EP "2", REP "2"}, ""},
-        {{RTP "4", REP "2"}, REP "2: expected 1, or tensor_model_parallel_size of the rollout, which is 4\n"},
-        {{REP "2"}, REP "2: expected 1, or tensor_model_parallel_size of the rollout, which is 1\n"},
-        {{ACTOR TP "2", REP "3"},
-         REP "3: expected 1, or tensor_model_parallel_size of the rollout, which is 2\n"},
+        {{0}, 1, 1},
+        {{RTP "4", REP "4"}, 4, 1},
+        {{ACTOR TP "2", ACTOR EP "2", REP "2"}, 2, 1},
+        {{RTP "4", REP "2"}, 4, 1},
+        {{RTP "4", REP "1"}, 1, 4},
+        {{RTP "2", REP "64"}, 2, 1},
+        {{REP "8"}, 1, 1},
     };
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         struct rk_config *job = load(cases[i].changes);
-        struct rk_str problems = {0};
 
-        rk_job_rollout_experts_check(job, 4, &problems);
-        assert_string_equal(rk_str_text(&problems), cases[i].problems);
-        rk_job_world_check(job, 4, &problems); /* does not report it again */
-        assert_string_equal(rk_str_text(&problems), cases[i].problems);
-        rk_str_fini(&problems);
+        assert_int_equal(rk_job_role_size(job, RK_ROLE_ROLLOUT, RK_AXIS_EP), cases[i].ep);
+        assert_int_equal(rk_job_role_size(job, RK_ROLE_ROLLOUT, RK_AXIS_ETP), cases[i].etp);
+        assert_ok(rk_job_check_rollout_experts(job, 64));
         rk_config_destroy(job);
     }
 }
@@ -630,7 +628,7 @@ int main(void)
         cmocka_unit_test(test_mesh_create_follows_the_keys),
         cmocka_unit_test(test_meshes_create_has_the_roles_of_the_job),
         cmocka_unit_test(test_world_check_names_key_value_and_the_nearest_layout),
-        cmocka_unit_test(test_rollout_experts_check_names_key_value_and_tp),
+        cmocka_unit_test(test_rollout_experts_are_divided_over_its_tp),
         cmocka_unit_test(test_pipeline_check_needs_stages),
         cmocka_unit_test(test_check_layers_names_the_nearest_cut),
         cmocka_unit_test(test_ranks_of_an_expert_are_refused_without_experts),

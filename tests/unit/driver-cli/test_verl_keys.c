@@ -345,22 +345,29 @@ static void test_verl_features_that_rankd_lacks_are_refused(void **state)
         const char *arg, *text;
     } cases[] = {
         {RK_JOB_MODEL "lora_rank=32", "model.lora_rank: expected 0, got 32"},
-        {RK_JOB_MODEL "trust_remote_code=True", "model.trust_remote_code: expected false, got true"},
+        {RK_JOB_MODEL "lora.rank=32", "model.lora.rank: expected 0, got 32: LoRA is not supported"},
+        {RK_JOB_MODEL "mtp.enable_train=True",
+         "expected false, got true: multi-token prediction is not trained"},
+        {"+async_training.partial_rollout=True", "asynchronous training is not supported"},
+        {"+rollout.nnodes=1", "asynchronous training is not supported"},
+        {RK_JOB_ROLLOUT "agent.agent_loop_config_path=a.yaml", "agent loops are not supported"},
+        {"trainer.device=npu", "expected cpu|cuda, got \"npu\": NVIDIA GPUs and CPUs"},
+        {RK_JOB_ACTOR "fsdp_config.dtype=float16", "got \"float16\": bfloat16 or float32"},
+        {"reward_model.model.update=before", "PRIME's reward model"},
+        {"data.filter_accuracy=True", "expected false, got true: PRIME's filter"},
+        {RK_JOB_ROLLOUT "repetition_penalty=1.1", "expected 1|null, got 1.1"},
+        {"+" RK_JOB_MODEL "override_config.attention_dropout=0.1", "expected 0|null, got 0.1"},
         {RK_JOB_ROLLOUT "multi_turn.enable=True", "rollout.multi_turn.enable: expected false, got true"},
         {RK_JOB_ACTOR "ppo_micro_batch_size=64", "got 64: ppo_micro_batch_size_per_gpu"},
-        {RK_JOB_ACTOR "fsdp_config.ulysses_sequence_parallel_size=4", "expected 1, got 4"},
         {RK_JOB_REF "megatron.expert_model_parallel_size=0", "megatron.expert_model_parallel_size"},
         {"critic.ppo_micro_batch_size=8", "got 8: ppo_micro_batch_size_per_gpu"},
         {"+" RK_JOB_MODEL "override_config.num_hidden_layers=2",
          "not supported: write the value into config.json"},
-        {TEACHERS "math.model_path=org/math", "only one teacher is supported"},
-        {"global_profiler.tool=nsys", "expected null|torch, got \"nsys\""},
         {"distillation.distillation_loss.policy_loss_mode=gspo", "expected vanilla, got \"gspo\""},
         {RK_JOB_ROLLOUT "name=mystery", "expected one of rankd"},
         {RK_JOB_ROLLOUT "freeze_cache_engine=True", "unknown key; did you mean"},
         {"critic.model.lora_rank=8", "critic.model.lora_rank: expected 0, got 8"},
         {"critic.megatron.dtype=float16", "critic.megatron.dtype: expected bfloat16|float32|null"},
-        {"critic.fsdp.ulysses_sequence_parallel_size=2", "expected 1, got 2"},
         {"+" RK_JOB_ACTOR RK_KNOB_AUX_LOSS "=-0.01", RK_JOB_ACTOR RK_KNOB_AUX_LOSS},
         {"+critic." RK_KNOB_Z_LOSS "=-1", "critic." RK_KNOB_Z_LOSS},
         {"+" RK_JOB_ACTOR RK_KNOB_BALANCING_TYPE "=global_aux_loss", "none|aux_loss|seq_aux_loss"},
@@ -379,6 +386,111 @@ static void test_verl_features_that_rankd_lacks_are_refused(void **state)
         assert_fails(load(&job, (const char *const[]){"data.train_files=a", cases[i].arg, NULL}),
                      RK_INVALID_ARGUMENT, cases[i].text);
     }
+}
+
+/* Goal: several teachers, of which one would be lost, are refused; one of any name is taken. */
+static void test_verl_teachers_have_any_name(void **state)
+{
+    static const char *const one[] = {"data.train_files=a",
+                                      TEACHERS "teacher_model.model_path=null",
+                                      TEACHERS "math.model_path=org/math",
+                                      TEACHERS "math.key=openai/gsm8k",
+                                      TEACHERS "math.inference.tensor_model_parallel_size=2",
+                                      NULL};
+    static const char *const two[] = {"data.train_files=a", TEACHERS "math.model_path=org/math",
+                                      TEACHERS "code.model_path=org/code", NULL};
+    struct rk_config *job;
+
+    (void)state;
+    assert_ok(load(&job, one));
+    assert_string_equal(rk_config_string(job, RK_JOB_TEACHER "model.path"), "org/math");
+    assert_int_equal(rk_config_int(job, RK_JOB_TEACHER RK_JOB_TP), 2);
+    rk_config_destroy(job);
+    assert_fails(load(&job, two), RK_INVALID_ARGUMENT, "only one teacher is supported");
+}
+
+/* Goal: keys of verl's scripts that were refused or unknown have the effect of rankd's keys. */
+static void test_verl_keys_of_scripts_have_an_effect(void **state)
+{
+    static const struct {
+        const char *arg, *key, *value;
+    } cases[] = {
+        {RK_JOB_ACTOR "ulysses_sequence_parallel_size=2", RK_JOB_ACTOR RK_JOB_CP, "2"},
+        {RK_JOB_ACTOR "fsdp_config.ulysses_sequence_parallel_size=4", RK_JOB_ACTOR RK_JOB_CP, "4"},
+        {RK_JOB_REF "fsdp_config.ulysses_sequence_parallel_size=4", RK_JOB_REF RK_JOB_CP, "4"},
+        {"critic.model.fsdp_config.ulysses_sequence_parallel_size=2", RK_JOB_CRITIC RK_JOB_CP, "2"},
+        {"reward_model.ulysses_sequence_parallel_size=2", RK_JOB_REWARD_MODEL RK_JOB_CP, "2"},
+        {RK_JOB_ACTOR "veomni.ulysses_parallel_size=2", RK_JOB_ACTOR RK_JOB_CP, "2"},
+        {RK_JOB_ACTOR "veomni.expert_parallel_size=8", RK_JOB_ACTOR RK_JOB_EP, "8"},
+        {RK_JOB_ACTOR "veomni.optimizer_offload=True", RK_JOB_ACTOR "megatron.optimizer_offload", "true"},
+        {RK_JOB_REF "veomni.param_offload=True", RK_JOB_REF "megatron.param_offload", "true"},
+        {RK_JOB_ACTOR "torchtitan.tensor_parallel_size=2", RK_JOB_ACTOR RK_JOB_TP, "2"},
+        {"+" RK_JOB_ACTOR "fsdp_config.turbo_config.distributed.expert_parallel_size=8",
+         RK_JOB_ACTOR RK_JOB_EP, "8"},
+        {RK_JOB_ACTOR "policy_loss.tau_pos=2.5", RK_JOB_ACTOR "tau_pos", "2.5"},
+        {RK_JOB_ACTOR "optim.lr_warmup_steps=null", RK_JOB_ACTOR "optim.lr_warmup_steps", "-1"},
+        {RK_JOB_ACTOR "optim.min_lr_ratio=0.5", RK_JOB_ACTOR "optim.min_lr_ratio", "0.5"},
+        {"+" RK_JOB_ACTOR "optim.override_optimizer_config.optimizer_cpu_offload=True",
+         RK_JOB_ACTOR "megatron.optimizer_offload", "true"},
+        {RK_JOB_ACTOR "clip_ratio_low=10", RK_JOB_ACTOR "clip_ratio_low", "10"},
+        {RK_JOB_ACTOR "checkpoint.contents=[\"model\"]", RK_JOB_ACTOR "checkpoint.save_contents",
+         "[\"model\"]"},
+        {"+" RK_JOB_MODEL "override_config.max_position_embeddings=32768",
+         RK_JOB_MODEL "override_config.max_position_embeddings", "32768"},
+        {"data.gen_batch_size=1536", "data.gen_batch_size", "1536"},
+        {"trainer.seed=7", "data.seed", "7"},
+        {"trainer.test_freq=after_each_epoch", "trainer.test_after_each_epoch", "true"},
+        {"trainer.save_freq=after_each_epoch", "trainer.save_after_each_epoch", "true"},
+        {"reward_model.overlong_buffer.len=4096", "reward.reward_kwargs.overlong_buffer_cfg.len", "4096"},
+        {"reward.reward_manager.name=gdpo", "reward.reward_manager.name", "\"naive\""},
+        {"reward_model.reward_manager=prime", "reward.reward_manager.name", "\"naive\""},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *job;
+        char *value;
+
+        print_message("%s\n", cases[i].arg);
+        assert_ok(load(&job, (const char *const[]){"data.train_files=a", cases[i].arg, NULL}));
+        value = rk_json_dump(rk_json_find_path(rk_config_tree(job), cases[i].key), 0, false);
+        assert_string_equal(value, cases[i].value);
+        rk_free(value);
+        rk_config_destroy(job);
+    }
+}
+
+/* Goal: keys without a meaning here are taken, whatever their value. */
+static void test_verl_keys_without_a_meaning_are_taken(void **state)
+{
+    static const char *const args[] = {
+        "data.train_files=a",
+        "data.trust_remote_code=True",
+        "data.num_workers=4",
+        RK_JOB_MODEL "trust_remote_code=True",
+        "+" RK_JOB_MODEL "override_config.attention_dropout=0.",
+        RK_JOB_ACTOR "strategy=fsdp_turbo",
+        RK_JOB_ACTOR "model_engine=megatron",
+        RK_JOB_ACTOR "megatron.use_dist_checkpointing=True",
+        RK_JOB_ACTOR "megatron.dist_checkpointing_path=/a",
+        RK_JOB_ACTOR "megatron.use_megatron_fsdp=True",
+        "+" RK_JOB_ACTOR "fsdp_config.turbo_config.plan={a.b: {}, c.\\{d\\}: {}}",
+        "+" RK_JOB_ACTOR "optim.override_optimizer_config.offload_fraction=1.0",
+        RK_JOB_ROLLOUT "enable_sleep_mode=True",
+        RK_JOB_ROLLOUT "moe_tensor_parallel_size=4",
+        RK_JOB_ROLLOUT "repetition_penalty=1.0",
+        RK_JOB_ROLLOUT "router_config_path=null",
+        "global_profiler.tool=npu",
+        "hydra.searchpath=[pkg://a.config]",
+        "actor@actor_rollout_ref.actor=mlite_actor",
+        "trainer.checkpoint_callback_class=null",
+        RK_JOB_ACTOR "optim._target_=verl.workers.config.FSDPOptimizerConfig",
+        NULL};
+    struct rk_config *job;
+
+    (void)state;
+    assert_ok(load(&job, args));
+    rk_config_destroy(job);
 }
 
 /* Goal: a misspelt key is refused in every section with a suggestion of the nearest key. */
@@ -482,6 +594,9 @@ int main(void)
         cmocka_unit_test(test_gradient_checkpointing_selects_full_recompute),
         cmocka_unit_test(test_verl_keys_go_to_rankds),
         cmocka_unit_test(test_verl_features_that_rankd_lacks_are_refused),
+        cmocka_unit_test(test_verl_teachers_have_any_name),
+        cmocka_unit_test(test_verl_keys_of_scripts_have_an_effect),
+        cmocka_unit_test(test_verl_keys_without_a_meaning_are_taken),
         cmocka_unit_test(test_misspelt_keys_are_refused),
         cmocka_unit_test(test_verl_key_in_a_file_is_refused_with_its_line),
         cmocka_unit_test(test_docs_verl_is_made_of_the_table),
