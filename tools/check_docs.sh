@@ -3,6 +3,7 @@
 #   - relative links of every page refer to an existing file;
 #   - README.md links to every page of docs/;
 #   - every script has its run bit, as pages call them;
+#   - pages call pip only in a virtual environment, because Debian's refuses to install outside of one;
 #   - every RPC of the .proto files is served (a row of proto/rpcs.def), or the line above it says UNIMPLEMENTED;
 #   - the table of errors in docs/rpc.md has exactly the reasons in the sources.
 # For a FOLDER of installed pages, checks only the links. Prints FILE: MESSAGE for each violation and exits 1.
@@ -39,6 +40,10 @@ fi
 for page in docs/*.md; do
     links README.md | grep -qxF "README.md $page" || echo "README.md: does not lead to $page"
 done >>"$problems"
+
+# shellcheck disable=SC2086 # words
+grep -nE '(^|[$;&|] ?)(python3 -m pip|pip3?) install' $pages | cut -d: -f1,2 |
+    sed 's/$/: calls pip of the system, expected that of a virtual environment/' >>"$problems"
 
 find . -name '*.sh' -not -path './build/*' -not -path './.*' -not -perm -u+x |
     sed 's|^\./\(.*\)|\1: has no run bit (git update-index --chmod=+x)|' >>"$problems"
