@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs the distribution packages that rankd needs (scripts/packages.txt), and prints their
-# names. No-op when all are installed. Uses sudo when not root.
+# names; with --build only those that build and run rankd and rankctl. No-op when all are installed. Uses
+# sudo when not root.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -9,8 +10,17 @@ if ! command -v apt-get >/dev/null 2>&1; then
     exit 2
 fi
 
+case ${1-} in
+--build) last='/^# tests/q' ;;
+'') last= ;;
+*)
+    echo "bootstrap: '$1': expected nothing or --build" >&2
+    exit 2
+    ;;
+esac
+
 missing=
-for package in $(grep -v '^#' "$root/scripts/packages.txt"); do
+for package in $(sed "$last" "$root/scripts/packages.txt" | grep -v '^#'); do
     if ! dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed'; then
         missing="$missing $package"
     fi

@@ -21,7 +21,7 @@ usage() {
     cat <<'END'
 usage: scripts/quickstart.sh [--device cpu|cuda] [KEY=VALUE ...]
 
-Installs the distribution's packages (scripts/packages.txt), builds rankd and rankctl in build/, and trains the digits
+Installs the distribution's packages (the first part of scripts/packages.txt), builds rankd and rankctl in build/, and trains the digits
 example with GRPO on daemons that it starts and stops.
 
   --device cpu     four daemons on the CPU (the default)
@@ -73,7 +73,7 @@ cuda)
     ;;
 esac
 
-scripts/bootstrap.sh
+scripts/bootstrap.sh --build
 echo "quickstart: building (release, in build/)"
 # shellcheck disable=SC2086 # one word a target
 cmake --preset release -DRK_TESTS=OFF >build-quickstart.log 2>&1 &&

@@ -21,6 +21,7 @@ OPTIONAL_MODULES = {"datasets", "matplotlib", "pandas", "pyarrow", "tensorboard"
                     "wandb"}
 # Programs that are called by those of the list, where packages only recommend them: cpack for Debian packages, git.
 INDIRECT = {"cmake/RankdPackage.cmake": ["file", "dpkg-shlibdeps", "objcopy", "strip", "xz"]}
+MODULES = ("base/", "proto/", "kernels/", "engine/", "dispatch/", "worker/", "daemon/", "driver-cli/")
 COMMAND = re.compile(r"(?:^|[|;&(`]|\$\(|\b(?:then|do|else|if|while|until|exec|!|env|sudo|nice)\s)\s*(?:\w+=\S*\s+)*([a-z][\w.+-]*)(?=[\s;)|&]|$)", re.M)
 
 
@@ -53,7 +54,7 @@ def owners(paths):
 class Packages:
     """What an installation of the list has: every Debian's packages, those of the list, and their dependencies."""
 
-    def __init__(self):
+    def __init__(self, text):
         self.rows, self.providers = {}, {}
         form = "${Package}\t${Essential}\t${Priority}\t${Pre-Depends}, ${Depends}\t${Provides}\n"
         for line in run("dpkg-query", "-W", "-f", form).splitlines():
@@ -64,6 +65,9 @@ class Packages:
         self.installed = set()
         for name, (is_base, _) in self.rows.items():
             if is_base:
+                self.add(name)
+        for name in text.splitlines():
+            if not name.startswith("#"):
                 self.add(name)
 
     def add(self, name):
@@ -137,23 +141,32 @@ def modules(path):
                     yield name, where
 
 
+def is_product(path, what):
+    """Whether quickstart.sh's build or run uses it."""
+    return path.startswith(MODULES) and path.endswith((".c", ".h")) or path in ("scripts/quickstart.sh", "scripts/bootstrap.sh") or \
+        path in ("cmake/RankdDependencies.cmake", "cmake/RankdVersion.cmake") and what not in ("cmocka.pc", "python3")
+
+
 def main():
     if not shutil.which("dpkg-query"):
         print("skipped: no dpkg-query")
         sys.exit(77)
-    listed = [line for line in (SOURCE / "scripts/packages.txt").read_text().splitlines() if not line.startswith("#")]
-    packages = Packages()
-    for name in listed:
-        packages.add(name)
+    text = (SOURCE / "scripts/packages.txt").read_text()
+    head, mark, _ = text.partition("\n# tests")
+    assert mark, "scripts/packages.txt has no line '# tests'"
+    building, everything = Packages(head), Packages(text)
     used = list(files())
     package_of = owners({str(where) for _, _, where in used})
     lacking = {}
     for path, what, where in used:
         package = package_of.get(str(where))
+        short = str(path.relative_to(SOURCE))
+        packages = building if is_product(short, what) else everything
         if package and package not in packages.installed:
-            lacking.setdefault((package, what), str(path.relative_to(SOURCE)))
+            lacking.setdefault((package, what), short)
     for (package, what), path in sorted(lacking.items()):
-        print(f"{path}: uses {what} of package {package}, which scripts/packages.txt does not bring")
+        part = "its part for builds in " if is_product(path, what) else ""
+        print(f"{path}: uses {what} of package {package}, which {part}scripts/packages.txt does not bring")
     print(f"{len(package_of)} files of {len(set(package_of.values()))} packages are used")
     # The search itself works: a few that are known.
     for name in ("file", "cmake", "ip", "protoc-c", "jansson.pc", "grpc/grpc.h", "numpy"):
