@@ -54,13 +54,22 @@ static void fill(struct rk_config_loader *loader, const struct rk_json *section,
                  const struct rk_config_place *place)
 {
     for (void *it = rk_json_iter(section); it; it = rk_json_iter_next(section, it)) {
-        const struct rk_json *value = rk_json_iter_value(it);
+        const struct rk_json *value = rk_json_iter_value(it), *given;
         char *member = rk_json_join_path(path, rk_json_iter_key(it));
 
         rk_config_expand_parents(loader, member);
+        given = rk_json_find_path(loader->tree, member);
         if (rk_json_type(value) == RK_JSON_OBJECT) {
-            fill(loader, value, member, place);
-        } else if (!rk_json_find_path(loader->tree, member)) {
+            if (rk_json_type(given) == RK_JSON_STRING) { /* "engine=megatron" is a section in the end */
+                char *below = rk_json_join_path(member, "");
+
+                rk_config_expand_parents(loader, below);
+                given = rk_json_find_path(loader->tree, member);
+                rk_free(below);
+            }
+            if (!given || rk_json_type(given) == RK_JSON_OBJECT)
+                fill(loader, value, member, place); /* another value is reported later */
+        } else if (!given) {
             rk_json_set_path(loader->tree, member, rk_json_clone(value));
             rk_config_set_place(loader, member, place);
         }

@@ -83,10 +83,11 @@ struct rk_status *rk_command_line_parse(struct rk_command_line *out, const struc
 {
     bool only_args = false;
 
-    *out = (struct rk_command_line){0};
+    *out = (struct rk_command_line){.num_before_dashes = -1};
     for (int i = 0; i < argc;) {
         if (!only_args && strcmp(argv[i], "--") == 0) {
             only_args = true;
+            out->num_before_dashes = out->args.count;
             i++;
         } else if (!only_args && strcmp(argv[i], "-h") == 0) {
             rk_array_append(&out->settings, ((struct rk_command_setting){.name = "help"}));

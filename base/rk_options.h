@@ -41,7 +41,8 @@ struct rk_command_setting {
 struct rk_command_line {
     RK_ARRAY(struct rk_command_setting) settings; /* in the order in which they were given */
     RK_ARRAY(const char *) args;
-    RK_ARRAY(char *) names; /* of settings; owned */
+    int64_t num_before_dashes; /* args before "--"; -1: there was none */
+    RK_ARRAY(char *) names;    /* of settings; owned */
 };
 
 /* Parses the words after the program's name and its command; the results borrow their text. INVALID_ARGUMENT

@@ -34,7 +34,7 @@ extern const struct rk_command rk_cmd_run, rk_cmd_plan, rk_cmd_verify_layout, rk
     rk_cmd_describe, rk_cmd_call, rk_cmd_completion, rk_cmd_shutdown, rk_cmd_config, rk_cmd_version,
     rk_cmd_checkpoint_save, rk_cmd_checkpoint_load, rk_cmd_checkpoint_list, rk_cmd_checkpoint_inspect,
     rk_cmd_checkpoint_export, rk_cmd_certs_init, rk_cmd_certs_issue, rk_cmd_events, rk_cmd_debug_dump,
-    rk_cmd_top, rk_cmd_replay;
+    rk_cmd_top, rk_cmd_replay, rk_cmd_verl, rk_cmd_verl_env;
 
 extern const struct rk_command *const rk_commands[];
 extern const size_t rk_num_commands;
@@ -53,9 +53,10 @@ void rk_completion_format(const char *shell, struct rk_str *out);
 struct rk_cli {
     const struct rk_command *command;
     struct rk_command_line line;
-    bool has_told;      /* the printed object contains the error as well */
-    char *identity_dir; /* directory of the driver keys of this user; NULL: none */
-    char *job_text;     /* the job from standard input, once it is read */
+    bool has_told;        /* the printed object contains the error as well */
+    char *identity_dir;   /* directory of the driver keys of this user; NULL: none */
+    char *job_text;       /* the job from standard input, once it is read; or a command's own */
+    const char *job_name; /* of job_text, for messages; NULL: standard input */
 };
 
 /* INVALID_ARGUMENT with the reason USAGE for unknown options and arguments. */

@@ -3,6 +3,8 @@
 
 const struct rk_command *const rk_commands[] = {
     &rk_cmd_run,
+    &rk_cmd_verl,
+    &rk_cmd_verl_env,
     &rk_cmd_plan,
     &rk_cmd_verify_layout,
     &rk_cmd_replay,

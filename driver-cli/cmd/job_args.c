@@ -20,11 +20,12 @@ struct rk_cli_job_args rk_cli_job_args(const struct rk_cli *cli, int64_t first)
     const char *arg = first < cli->line.args.count ? cli->line.args.items[first] : NULL;
     bool has_source = arg && !is_key(arg);
     bool is_stdin = has_source && strcmp(arg, "-") == 0;
+    const char *text_name = cli->job_name ? cli->job_name : "standard input";
     int64_t keys = RK_MIN(first + has_source, cli->line.args.count);
 
     return (struct rk_cli_job_args){
         .path = has_source && !is_stdin ? arg : NULL,
-        .name = is_stdin     ? "standard input"
+        .name = is_stdin     ? text_name
                 : has_source ? arg
                              : "command line",
         .is_stdin = is_stdin,

@@ -66,6 +66,38 @@ struct outcome run_rankctl(const char *const *args)
     return finish_rankctl(start_rankctl(args), TIMEOUT_MS);
 }
 
+static bool run_shell_case(const struct shell_case *c)
+{
+    const char *const argv[] = {"/bin/sh", "-c", c->script, NULL};
+    char *program = rk_proc_program("rankctl"), *dir = new_run_dir();
+    struct outcome outcome;
+    bool is_right;
+
+    if (!rk_env("XDG_STATE_HOME"))
+        assert_int_equal(setenv("XDG_STATE_HOME", rk_test_temp_dir(), 1), 0);
+    assert_int_equal(setenv("rankctl", program, 1), 0);
+    assert_int_equal(setenv("dir", dir, 1), 0);
+    outcome = finish_rankctl(rk_proc_start(argv), TIMEOUT_MS);
+    is_right = outcome.code == c->code && (!c->out || strstr(outcome.out, c->out)) &&
+               (!c->err || strstr(outcome.err, c->err));
+    if (!is_right)
+        print_message("%s\nexit code %d, expected %d\nstdout: %s\nstderr: %s\n", c->script, outcome.code,
+                      c->code, outcome.out, outcome.err);
+    outcome_fini(&outcome);
+    rk_free(dir);
+    rk_free(program);
+    return is_right;
+}
+
+void run_shell_cases(const struct shell_case *cases, size_t count)
+{
+    bool is_fine = true;
+
+    for (size_t i = 0; i < count; i++)
+        is_fine &= run_shell_case(&cases[i]);
+    assert_true(is_fine);
+}
+
 void outcome_fini(struct outcome *outcome)
 {
     rk_free(outcome->out);

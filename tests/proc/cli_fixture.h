@@ -61,6 +61,15 @@ void wait_stderr(struct rk_proc *proc, const char *text, int64_t timeout_ms);
 void find_daemons(struct rk_proc *proc, pid_t *pids, int count);
 void assert_gone(const pid_t *pids, int count, int64_t timeout_ms);
 
+/* A command of the shell, in which $rankctl is the program and $dir a path that does not exist yet. */
+struct shell_case {
+    const char *script;
+    int code;
+    const char *out, *err; /* parts of the output; NULL: anything */
+};
+/* Runs all, prints what is wrong, and then fails. */
+void run_shell_cases(const struct shell_case *cases, size_t count);
+
 /* A new path below the temporary directory; rk_free it. */
 char *new_run_dir(void);
 struct rk_json *read_json(const char *dir, const char *name);

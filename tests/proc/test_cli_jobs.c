@@ -1,25 +1,7 @@
 /* Jobs that are not files: from standard input, or keys alone. Every command reads them in the same way. */
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "base/rk_alloc.h"
-#include "base/rk_str.h"
 #include "tests/proc/cli_fixture.h"
 
 #define DIGITS RK_TEST_SOURCE_DIR "/examples/digits/"
-
-/* Runs a command of the shell, in which $rankctl is the program. */
-static struct outcome run_shell(const char *script)
-{
-    char *program = rk_proc_program("rankctl");
-    struct outcome outcome;
-
-    assert_int_equal(setenv("rankctl", program, 1), 0);
-    outcome = finish_rankctl(rk_proc_start((const char *const[]){"/bin/sh", "-c", script, NULL}), 120000);
-    rk_free(program);
-    return outcome;
-}
 
 /* The digits example as keys. */
 #define KEYS                                                                                         \
@@ -33,12 +15,6 @@ static struct outcome run_shell(const char *script)
     "'{\"trainer\": {\"project_name\": \"piped\"}, \"model\": {\"path\": \"m\"}, \"data\": " \
     "{\"train_files\": [\"x.jsonl\"]}}'"
 
-struct shell_case {
-    const char *script;
-    int code;
-    const char *out, *err; /* parts; NULL: anything */
-};
-
 static const struct shell_case cases[] = {
     {"echo " JSON " | $rankctl config show -", 0, "\"piped\" (standard input:1)", NULL},
     {"echo " JSON " | $rankctl config show - trainer.project_name=b", 0, "= \"b\" (flag)", NULL},
@@ -47,8 +23,7 @@ static const struct shell_case cases[] = {
      "standard input:1: data.trian_files: unknown key; did you mean 'train_files'?"},
     {"echo '{' | $rankctl run - --local 1", 2, NULL, "standard input:"},
     {"$rankctl config check - </dev/null", 2, NULL, "standard input:"},
-    {"head -c 2000000 /dev/zero | $rankctl config check -", 2, NULL,
-     "'standard input' is larger than the limit of 1048576 bytes"},
+    {"head -c 2000000 /dev/zero | $rankctl config check -", 2, NULL, "standard input is larger than"},
     {"cd " DIGITS " && $rankctl config check - --world 2 <grpo.json", 0, "is fine", NULL},
     {"$rankctl plan --world 1" KEYS, 0, "memory plan of rank", NULL},
     {"cd " DIGITS " && $rankctl plan - --world 2 <grpo.json", 0, "memory plan of rank", NULL},
@@ -63,27 +38,8 @@ static const struct shell_case cases[] = {
 
 static void test_jobs_that_are_not_files(void **state)
 {
-    bool is_fine = true;
-
     (void)state;
-    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
-        const struct shell_case *c = &cases[i];
-        char *dir = new_run_dir();
-        struct outcome outcome;
-        bool is_right;
-
-        assert_int_equal(setenv("dir", dir, 1), 0);
-        outcome = run_shell(c->script);
-        is_right = outcome.code == c->code && (!c->out || strstr(outcome.out, c->out)) &&
-                   (!c->err || strstr(outcome.err, c->err));
-        if (!is_right)
-            print_message("%s\nexit code %d, expected %d\nstdout: %s\nstderr: %s\n", c->script, outcome.code,
-                          c->code, outcome.out, outcome.err);
-        is_fine &= is_right;
-        outcome_fini(&outcome);
-        rk_free(dir);
-    }
-    assert_true(is_fine);
+    run_shell_cases(cases, sizeof(cases) / sizeof(*cases));
 }
 
 int main(void)
