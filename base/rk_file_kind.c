@@ -45,6 +45,9 @@ const char *rk_file_kind_of(const void *data, size_t bytes)
 
     if (bytes == 0)
         return "is empty: download it again";
+    if (bytes > 8 && text[8] == '{' &&
+        memcmp(text + 4, "\0\0\0\0", 4) == 0) /* safetensors: a length, then JSON */
+        return NULL;
     while (space < bytes && strchr(" \t\r\n", text[space]) && text[space] != '\0')
         space++;
     for (size_t i = 0; i < RK_ARRAY_LEN(heads); i++) {
@@ -134,6 +137,33 @@ static char *model_file_kind(const char *path)
     return rk_strdup(kind ? kind : "is a file: expected the model's directory");
 }
 
+/* Of the weight files that would be read: the first one that is something else. */
+static char *weights_kind(const char *path)
+{
+    static const char single[] = "model.safetensors";
+    char *file = rk_path_join(path, single), *found = NULL;
+    bool has_single = access(file, F_OK) == 0;
+    DIR *stream = opendir(path);
+    const struct dirent *entry;
+
+    rk_free(file);
+    while (stream && !found && (entry = readdir(stream))) {
+        const char *name = entry->d_name, *kind;
+
+        if (has_single ? strcmp(name, single) != 0
+                       : !rk_str_has_prefix(name, "model") || !rk_str_has_suffix(name, ".safetensors"))
+            continue;
+        file = rk_path_join(path, name);
+        kind = rk_file_kind(file);
+        if (kind)
+            found = rk_format("has a file %s that %s", name, kind);
+        rk_free(file);
+    }
+    if (stream)
+        closedir(stream);
+    return found;
+}
+
 char *rk_model_dir_kind(const char *path)
 {
     /* The first row counts of which there is a file; those without words are weights, which are read. */
@@ -163,7 +193,7 @@ char *rk_model_dir_kind(const char *path)
         return model_file_kind(path);
     i = find_first(path, patterns, RK_ARRAY_LEN(patterns), name);
     if (i < 0 || !patterns[i].what)
-        return NULL;
+        return weights_kind(path);
     if (!patterns[i].advice)
         return adapter_kind(path);
     return rk_format("%s (%s), which is not read: %s", patterns[i].what, name, patterns[i].advice);

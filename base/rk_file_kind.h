@@ -17,7 +17,8 @@ const char *rk_file_kind_of(const void *data, size_t bytes);
 /* Of a regular file; NULL also if it cannot be read. */
 const char *rk_file_kind(const char *path);
 /* Of a path that should be a directory with *.safetensors: a file, or a directory with something else
- * (adapter, GGUF, pickled weights); rk_free it. NULL if the directory has weights, or nothing is known. */
+ * (adapter, GGUF, pickled weights, weight files that are git-lfs pointers); rk_free it. NULL if the directory
+ * has weights, or nothing is known. */
 char *rk_model_dir_kind(const char *path);
 /* Of a directory without tokenizer.json: what it has instead; rk_free it, never NULL. */
 char *rk_tokenizer_dir_kind(const char *path);

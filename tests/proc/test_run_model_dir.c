@@ -164,8 +164,8 @@ static void expect_refused(const char *model, const char *part)
     rk_free(path);
 }
 
-/* Goal: what people bring instead of a model's directory is named, with what to do. The first two are found
- * by the daemon, the others before it is started. */
+/* Goal: what people bring instead of a model's directory is named, with what to do. Missing weights are found
+ * by the daemon, all others before it is started. */
 static void test_run_other_kinds_of_directories_are_named(void **state)
 {
     char *model = rk_test_temp_path("other");
@@ -175,10 +175,11 @@ static void test_run_other_kinds_of_directories_are_named(void **state)
     put_config(model, "1");
     put_copy(model, "tokenizer.json");
     put_text(model, "model.safetensors", LFS);
-    expect_refused(model, "model.safetensors' is a git-lfs pointer, not the file itself: run 'git lfs pull'");
+    expect_refused(model,
+                   "model.safetensors that is a git-lfs pointer, not the file itself: run 'git lfs pull'");
     put_text(model, "model.safetensors",
              "<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>\n");
-    expect_refused(model, "model.safetensors' is an HTML page");
+    expect_refused(model, "model.safetensors that is an HTML page");
     remove_file(model, "model.safetensors");
     expect_refused(model, "no *.safetensors file");
     put_text(model, "pytorch_model.bin", "PK\003\004");
@@ -190,7 +191,7 @@ static void test_run_other_kinds_of_directories_are_named(void **state)
     expect_refused(
         model, "is an adapter (adapter_config.json), not a model: merge it into its base model 'Org/Base'");
     remove_file(model, "adapter_config.json");
-    put_text(model, "model.safetensors", LFS);
+    put_text(model, "model.safetensors", "read after all that follows");
     put_text(model, "tokenizer.json", LFS);
     expect_refused(model, "tokenizer.json' is a git-lfs pointer");
     remove_file(model, "tokenizer.json");

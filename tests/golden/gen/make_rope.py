@@ -19,6 +19,9 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 INNER = {"original_max_position_embeddings": 128}
 
 ROWS = [
+    {"head_dim": 8, "rope_theta": 50000.0, "rope_scaling": {
+        "type": "yarn", "factor": 32.0, "original_max_position_embeddings": 32, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0,
+        "mscale_all_dim": 1.0}},
     {"rope_theta": 50000.0, "rope_scaling": YARN | INNER | {"beta_fast": 1.0, "beta_slow": 1.0}},
     {"rope_scaling": YARN | INNER | {"beta_fast": 2.5, "beta_slow": 2.5}},
     {"rope_scaling": YARN | INNER | {"beta_fast": 2.5, "beta_slow": 2.5, "truncate": False}},

@@ -44,6 +44,8 @@ static void test_file_kind_by_first_bytes(void **state)
         {"", 0, "is empty"},
         {"\0\0\0\0", 4, NULL},
         {"{\"a\": 1}", 8, NULL},
+        {"\200\002\0\0\0\0\0\0{\"", 10, NULL}, /* safetensors with a header of 640 bytes */
+        {"\200\002\0\0\0\0\0\0}\"", 10, "pickled"},
         {" ", 1, NULL},
     };
 
@@ -76,7 +78,11 @@ static void test_dir_kind_by_names(void **state)
          "tiktoken"},
         {"adapter_model.safetensors", "", "is an adapter", "tiktoken"},
         {"adapter_config.json", "{", "its base model first", "tiktoken"},
-        {"model-00001-of-00002.safetensors", "", NULL, "tiktoken"},
+        {"model-00001-of-00002.safetensors", "01234567{", NULL, "tiktoken"},
+        {"model-00002-of-00002.safetensors", LFS,
+         "has a file model-00002-of-00002.safetensors that is a git-lfs pointer", "tiktoken"},
+        {"model.safetensors", "<html>", "has a file model.safetensors that is an HTML page", "tiktoken"},
+        {"model.safetensors", "text that is no weights", NULL, "tiktoken"},
     };
     char *dir = rk_test_temp_path("dir");
 
