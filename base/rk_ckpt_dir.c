@@ -90,9 +90,6 @@ static struct rk_status *check_part(const char *dir, int64_t step, const char *r
     struct rk_ckpt_manifest manifest;
     struct rk_status *st = rk_ckpt_check(&manifest, part_dir, level);
 
-    if (!st && manifest.global_step != step)
-        st = RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED", "'%s' is of global_step %lld", part_dir,
-                            (long long)manifest.global_step);
     rk_ckpt_manifest_fini(&manifest);
     rk_free(step_dir);
     rk_free(part_dir);

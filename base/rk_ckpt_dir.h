@@ -84,11 +84,13 @@ struct rk_status *rk_ckpt_manifest_write(const struct rk_ckpt_manifest *manifest
                                          const char *part_dir) RK_NODISCARD;
 
 typedef enum rk_ckpt_check_level {
-    RK_CKPT_CHECK_SIZES,    /* the manifest is valid and all files are there in full size */
-    RK_CKPT_CHECK_CHECKSUMS /* also their checksums are correct */
+    RK_CKPT_CHECK_SIZES, /* the manifest is valid and of this place, and all files are there in full size */
+    RK_CKPT_CHECK_CHECKSUMS /* also their checksums are correct, and the shards of a role hold whole tensors
+                             */
 } rk_ckpt_check_level_t;
-/* Whether the part is complete and undamaged; fills `out` as rk_ckpt_manifest_read does. DATA_LOSS (reasons
- * CHECKPOINT_DAMAGED, CHECKSUM) names the file. */
+/* Whether the part is complete and undamaged, of the role that its directory is named after, and of the step
+ * that a directory global_step_<N> above it names; fills `out` as rk_ckpt_manifest_read does. DATA_LOSS
+ * (reasons CHECKPOINT_DAMAGED, CHECKSUM) names the file. */
 struct rk_status *rk_ckpt_check(struct rk_ckpt_manifest *out, const char *part_dir,
                                 rk_ckpt_check_level_t level) RK_NODISCARD;
 

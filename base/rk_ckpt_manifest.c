@@ -9,6 +9,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_ckpt_dir_internal.h"
+#include "base/rk_ckpt_shard.h"
 #include "base/rk_crc32c.h"
 #include "base/rk_file_internal.h"
 #include "base/rk_map.h"
@@ -359,13 +360,40 @@ static struct rk_status *check_file(const char *part_dir, const struct rk_ckpt_f
     return st;
 }
 
+/* A part that was moved: of another role than its directory says, or of another step. */
+static struct rk_status *check_place(const struct rk_ckpt_manifest *manifest, const char *part_dir)
+{
+    char *step_dir = rk_path_dir(part_dir);
+    const char *slash = strrchr(part_dir, '/'), *name = slash ? slash + 1 : part_dir;
+    struct rk_status *st = NULL;
+    int64_t step;
+
+    if (strcmp(manifest->role, name) != 0)
+        st = RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED", "'%s' is a part of role '%s'", part_dir,
+                            manifest->role);
+    else if (rk_ckpt_step_parse(step_dir, &step) && step != manifest->global_step)
+        st = RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED", "'%s' is of global_step %lld", part_dir,
+                            (long long)manifest->global_step);
+    rk_free(step_dir);
+    return st;
+}
+
+static bool has_shards(const struct rk_ckpt_manifest *manifest)
+{
+    return rk_ckpt_manifest_has(manifest, "model") || rk_ckpt_manifest_has(manifest, "optimizer");
+}
+
 struct rk_status *rk_ckpt_check(struct rk_ckpt_manifest *out, const char *part_dir,
                                 rk_ckpt_check_level_t level)
 {
     struct rk_status *st = rk_ckpt_manifest_read(out, part_dir);
 
+    if (!st)
+        st = check_place(out, part_dir);
     for (int64_t i = 0; !st && i < out->files.count; i++)
         st = check_file(part_dir, &out->files.items[i], level);
+    if (!st && level == RK_CKPT_CHECK_CHECKSUMS && has_shards(out))
+        st = rk_ckpt_check_shards(part_dir, out);
     if (st)
         rk_ckpt_manifest_fini(out);
     return st;

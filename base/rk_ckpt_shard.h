@@ -56,6 +56,14 @@ struct rk_status *rk_ckpt_shards_open(struct rk_ckpt_shards *shards, const char 
                                       struct rk_status *(*add)(void *user, const struct rk_ckpt_piece *piece),
                                       void *user) RK_NODISCARD;
 void rk_ckpt_shards_fini(struct rk_ckpt_shards *shards);
+/* What is wrong with the pieces of one tensor, which have to hold each of its elements exactly once; NULL:
+ * nothing. */
+const char *rk_ckpt_pieces_gap(const struct rk_ckpt_shards *shards, const struct rk_ckpt_piece *const *pieces,
+                               int64_t count);
+/* Whether the part has shards, and they hold whole tensors. DATA_LOSS (reason CHECKPOINT_DAMAGED) names file
+ * and tensor. */
+struct rk_status *rk_ckpt_check_shards(const char *part_dir,
+                                       const struct rk_ckpt_manifest *manifest) RK_NODISCARD;
 /* DATA_LOSS, reason CHECKPOINT_DAMAGED: the file, the tensor, `problem`. */
 struct rk_status *rk_ckpt_piece_damaged(const struct rk_ckpt_piece *piece, const char *problem) RK_NODISCARD;
 

@@ -331,8 +331,9 @@ static struct rk_status *first_error(const struct checkpoint *checkpoint)
         if (checkpoint->parts.items[i].error)
             return rk_status_clone(checkpoint->parts.items[i].error);
     }
-    if (checkpoint->parts.count == 0)
-        return RK_FAIL_REASON(RK_NOT_FOUND, "NO_CHECKPOINT", "'%s' has no parts", checkpoint->path);
+    if (!find_part(checkpoint, RK_CHECKPOINT_ACTOR))
+        return RK_FAIL_REASON(RK_NOT_FOUND, "NO_CHECKPOINT", "'%s' has no part of the actor",
+                              checkpoint->path);
     return NULL;
 }
 
@@ -376,7 +377,7 @@ static struct rk_status *run_inspect(struct rk_cli *cli)
 }
 
 static const struct rk_option inspect_options[] = {
-    {"verify", NULL, "read all files and verify their checksums"},
+    {"verify", NULL, "read all files, verify their checksums, and that their pieces make whole tensors"},
     {NULL, NULL, NULL},
 };
 

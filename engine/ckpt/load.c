@@ -362,6 +362,35 @@ static struct rk_status *forget_moments(struct rk_model *model)
     return rk_stream_sync(model->core->stream);
 }
 
+#define ADVICE "the file is damaged, or a diverged run wrote it"
+
+/* The optimizer's states of this rank, of which the next step makes weights. */
+static struct rk_status *check_states(const struct rk_model *model)
+{
+    const struct rk_train *train = model->train;
+
+    for (int32_t s = 0; s < train->config.ops->num_states; s++) {
+        int64_t count;
+
+        RK_TRY(rk_model_count_non_finite(model->core, train->states[s], train->grad_dtype, train->shard_count,
+                                         &count));
+        if (count > 0)
+            return RK_FAIL_REASON(
+                RK_DATA_LOSS, "NON_FINITE",
+                "optimizer.state.%s: %lld of %lld values on this rank are NaN or infinite: " ADVICE,
+                train->config.ops->state_names[s], (long long)count, (long long)train->shard_count);
+    }
+    return NULL;
+}
+
+/* On this rank, of what was loaded. */
+static struct rk_status *check_finite(struct load *load)
+{
+    if (load->contents & RK_CHECKPOINT_MODEL)
+        RK_TRY(rk_model_check_finite(load->model, ADVICE));
+    return load->contents & RK_CHECKPOINT_OPTIMIZER ? check_states(load->model) : NULL;
+}
+
 static struct rk_status *complete(struct load *load)
 {
     struct rk_model *model = load->model;
@@ -393,6 +422,7 @@ static struct rk_status *load_all(struct load *load, uint32_t wanted, struct rk_
     loaded->is_mixed = load->kinds != 0;
     RK_TRY(rk_model_agree(model, fill_all(load)));
     RK_TRY(rk_model_agree(model, complete(load)));
+    RK_TRY(rk_model_agree(model, check_finite(load)));
     *loaded = (struct rk_checkpoint_loaded){.global_step = load->manifest.global_step,
                                             .weight_version = model->core->weight_version,
                                             .contents = load->contents};

@@ -1,5 +1,5 @@
-/* Reads shards: maps the pieces in the files to elements of the model's tensors. Checks here that the pieces
- * of a tensor cover it exactly; base checks that each piece matches its file's metadata. */
+/* Reads shards: maps the pieces in the files to elements of the model's tensors, each of which they have to
+ * cover. base checks the pieces themselves. */
 #include "engine/ckpt/state_internal.h"
 
 #include <stdlib.h>
@@ -13,8 +13,6 @@
 #include "engine/ckpt/ckpt_internal.h"
 
 #define OPTIMIZER_PREFIX "optimizer.state."
-/* Maximum number of distinct boxes per tensor. */
-#define BOXES_MAX 4096
 
 struct piece {
     struct rk_ckpt_piece stored;
@@ -37,11 +35,6 @@ struct rk_shards {
     struct target *targets;             /* tensors by name */
     struct rk_map *by_name;             /* name -> struct target * */
 };
-
-static int64_t box_elements(const struct rk_param_box *box)
-{
-    return box->shape[0] * box->shape[1];
-}
 
 /* --- descriptions --- */
 
@@ -101,89 +94,18 @@ static struct rk_status *add_piece(void *user, const struct rk_ckpt_piece *store
 
 /* --- coverage --- */
 
-struct boxes {
-    RK_ARRAY(struct rk_param_box) items;
-};
-
-static bool is_same_box(const struct rk_param_box *a, const struct rk_param_box *b)
-{
-    return memcmp(a, b, sizeof(*a)) == 0;
-}
-
-static bool overlap(const struct rk_param_box *a, const struct rk_param_box *b)
-{
-    for (int32_t dim = 0; dim < RK_PARAM_DIMS; dim++) {
-        if (a->begin[dim] + a->shape[dim] <= b->begin[dim] || b->begin[dim] + b->shape[dim] <= a->begin[dim])
-            return false;
-    }
-    return true;
-}
-
-static int compare_runs(const void *a, const void *b)
-{
-    int64_t left = ((const struct rk_ckpt_run *)a)->begin, right = ((const struct rk_ckpt_run *)b)->begin;
-
-    return left < right ? -1 : left > right;
-}
-
-/* Whether the pieces with this box cover all of its elements exactly once. */
-static bool is_box_covered(const struct rk_shards *shards, int64_t head, const struct rk_param_box *box)
-{
-    RK_ARRAY(struct rk_ckpt_run) runs = {0};
-    int64_t next = 0;
-    bool is_covered = true;
-
-    for (int64_t i = head; i >= 0; i = shards->pieces.items[i].next) {
-        const struct piece *piece = &shards->pieces.items[i];
-
-        for (int64_t r = 0; is_same_box(&piece->box, box) && r < piece->stored.num_runs; r++)
-            rk_array_append(&runs, shards->files.runs.items[piece->stored.first_run + r]);
-    }
-    qsort(runs.items, (size_t)runs.count, sizeof(*runs.items), compare_runs);
-    for (int64_t r = 0; r < runs.count; r++) {
-        is_covered = is_covered && runs.items[r].begin == next;
-        next = runs.items[r].end;
-    }
-    rk_array_fini(&runs);
-    return is_covered && next == box_elements(box);
-}
-
-static const char *find_gap(const struct rk_shards *shards, int64_t head, const struct rk_param *param,
-                            struct boxes *boxes)
-{
-    int64_t total = 0;
-
-    for (int64_t i = head; i >= 0; i = shards->pieces.items[i].next) {
-        const struct rk_param_box *box = &shards->pieces.items[i].box;
-        bool is_known = false;
-
-        for (int64_t b = 0; b < boxes->items.count && !is_known; b++) {
-            is_known = is_same_box(box, &boxes->items.items[b]);
-            if (!is_known && overlap(box, &boxes->items.items[b]))
-                return "two pieces overlap";
-        }
-        if (is_known)
-            continue;
-        if (boxes->items.count == BOXES_MAX)
-            return "too many distinct parts";
-        rk_array_append(&boxes->items, *box);
-        total += box_elements(box);
-        if (!is_box_covered(shards, head, box))
-            return "the runs of a part do not cover it exactly once";
-    }
-    return total == rk_param_num_elements(param) ? NULL : "elements are missing";
-}
-
 static struct rk_status *check_coverage(const struct rk_shards *shards, int32_t kind, int64_t i)
 {
-    const struct rk_param *param = rk_params_at(&shards->model->core->params, i);
-    struct boxes boxes = {0};
-    const char *problem = find_gap(shards, shards->heads[kind][i], param, &boxes);
+    RK_ARRAY(const struct rk_ckpt_piece *) pieces = {0};
+    const char *problem;
     struct rk_status *st = NULL;
 
-    rk_array_fini(&boxes.items);
+    for (int64_t p = shards->heads[kind][i]; p >= 0; p = shards->pieces.items[p].next)
+        rk_array_append(&pieces, &shards->pieces.items[p].stored);
+    problem = rk_ckpt_pieces_gap(&shards->files, pieces.items, pieces.count);
+    rk_array_fini(&pieces);
     if (problem) {
-        char *name = rk_state_tensor_name(shards->model, kind, param);
+        char *name = rk_state_tensor_name(shards->model, kind, rk_params_at(&shards->model->core->params, i));
 
         st = RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED", "tensor '%s': %s", name, problem);
         rk_free(name);
@@ -332,7 +254,7 @@ struct rk_status *rk_shards_read(const struct rk_shards *shards, const struct rk
 {
     RK_ASSERT(shards->heads[read->kind]);
     RK_ASSERT(read->begin >= 0);
-    RK_ASSERT(read->begin + read->count <= box_elements(&read->box));
+    RK_ASSERT(read->begin + read->count <= read->box.shape[0] * read->box.shape[1]);
     if (read->count == 0)
         return NULL;
     for (int64_t i = shards->heads[read->kind][read->param]; i >= 0; i = shards->pieces.items[i].next) {

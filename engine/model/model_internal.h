@@ -394,6 +394,10 @@ struct rk_status *rk_model_check_cancel(struct rk_model *model, const struct rk_
 /* DATA_LOSS (reason NON_FINITE) names the first parameter with a NaN or inf in this rank's part; the message
  * ends with `advice`. Waits for the stream. */
 struct rk_status *rk_model_check_finite(struct rk_model *model, const char *advice) RK_NODISCARD;
+/* *count = NaN and infinite among num_elements values on the device. Waits for the stream. */
+struct rk_status *rk_model_count_non_finite(const struct rk_model_core *core, const void *values,
+                                            rk_dtype_t dtype, int64_t num_elements,
+                                            int64_t *count) RK_NODISCARD;
 
 /* Rows of one parameter or gradient of all tp ranks. */
 struct rk_param_rows {

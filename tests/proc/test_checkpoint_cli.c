@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_ckpt_dir.h"
 #include "base/rk_str.h"
 #include "tests/proc/cli_fixture.h"
 
@@ -145,6 +146,86 @@ static void test_checkpoint_list_and_inspect(void **state)
 
 /* Goal: the export of a checkpoint is bit-identical to the model that the run exported, with its tokenizer,
  * also with a different number of daemons. */
+/* --- parts that a load does not take --- */
+
+/* Signs the manifest of the last step's actor again, with a change. */
+static void change_manifest(const char *part, int change)
+{
+    struct rk_ckpt_manifest manifest;
+
+    assert_ok(rk_ckpt_manifest_read(&manifest, part));
+    switch (change) {
+    case 0:
+        rk_free(manifest.role);
+        manifest.role = rk_strdup("critic");
+        break;
+    case 1:
+        manifest.global_step = 1;
+        break;
+    case 2:
+        for (int64_t i = 0; i < manifest.files.count; i++)
+            rk_free(manifest.files.items[i].name);
+        manifest.files.count = 0;
+        break;
+    default: /* all but one of the two shards */
+        for (int64_t i = 0; i < manifest.files.count; i++) {
+            if (!rk_str_has_suffix(manifest.files.items[i].name, "shard_00001.safetensors"))
+                continue;
+            rk_free(manifest.files.items[i].name);
+            manifest.files.items[i] = manifest.files.items[--manifest.files.count];
+        }
+    }
+    assert_ok(rk_ckpt_manifest_write(&manifest, part));
+    rk_ckpt_manifest_fini(&manifest);
+}
+
+/* Goal: what resume skips fails in inspect --verify: a critic in actor/, a part of another step, one without
+ * files, and one that lacks a shard, each with correct checksums; the run goes on from the step before. */
+static void test_checkpoint_inspect_fails_where_resume_skips(void **state)
+{
+    static const char *const messages[] = {"is a part of role 'critic'", "is of global_step 1",
+                                           "has no tensors", "tensor '"};
+    char *dir = new_run_dir(), *last = rk_path_join(dir, "checkpoints/global_step_2");
+    char *part = rk_path_join(last, "actor"), *path = rk_path_join(part, RK_CKPT_MANIFEST_FILE), *text;
+    const char *args[] = {"run",
+                          TINY_JOB,
+                          "--local=2",
+                          "--run-dir",
+                          dir,
+                          TINY,
+                          TP "2",
+                          "trainer.total_training_steps=2",
+                          "trainer.save_freq=1",
+                          NULL};
+    struct outcome outcome = run_rankctl(args);
+    size_t bytes;
+
+    (void)state;
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    text = rk_test_read_file(path, &bytes);
+    for (int i = 0; i < (int)RK_ARRAY_LEN(messages); i++) {
+        rk_test_write_file(path, text, bytes);
+        outcome = run_rankctl((const char *const[]){"checkpoint", "inspect", last, "--verify", NULL});
+        assert_exit(&outcome, 0);
+        outcome_fini(&outcome);
+        change_manifest(part, i);
+        outcome = run_rankctl((const char *const[]){"checkpoint", "inspect", last, "--verify", NULL});
+        assert_exit(&outcome, 1);
+        assert_text("stdout", outcome.out, messages[i]);
+        outcome_fini(&outcome);
+    }
+    outcome = run_rankctl(args);
+    assert_exit(&outcome, 0);
+    assert_text("stderr", outcome.err, "checkpoint global_step_2 is skipped: ");
+    outcome_fini(&outcome);
+    rk_free(text);
+    rk_free(path);
+    rk_free(part);
+    rk_free(last);
+    rk_free(dir);
+}
+
 static void test_checkpoint_export_is_the_model_of_the_run(void **state)
 {
     char *run_dir = make_run(), *expected = rk_path_join(run_dir, "hf"), *out = new_run_dir();
@@ -339,6 +420,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_checkpoint_wrong_use_is_refused),
         cmocka_unit_test(test_checkpoint_list_and_inspect),
+        cmocka_unit_test(test_checkpoint_inspect_fails_where_resume_skips),
         cmocka_unit_test(test_checkpoint_export_is_the_model_of_the_run),
         cmocka_unit_test(test_checkpoint_save_and_load_on_live_daemons),
         cmocka_unit_test(test_checkpoint_export_survives_a_lost_replica),

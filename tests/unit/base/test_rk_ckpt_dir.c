@@ -98,8 +98,8 @@ static struct rk_ckpt_manifest new_manifest(int64_t step)
 {
     struct rk_ckpt_manifest manifest = {.role = rk_strdup("actor"), .global_step = step};
 
-    rk_array_append(&manifest.contents, rk_strdup("model"));
-    rk_array_append(&manifest.contents, rk_strdup("optimizer"));
+    rk_array_append(&manifest.contents, rk_strdup("hf_model"));
+    rk_array_append(&manifest.contents, rk_strdup("extra"));
     manifest.layout = rk_json_new_object();
     rk_json_set(manifest.layout, "world_size", rk_json_new_int(2));
     manifest.state = rk_json_new_object();
@@ -195,8 +195,8 @@ static void test_manifest_round_trip(void **state)
     assert_ok(rk_ckpt_check(&manifest, part, RK_CKPT_CHECK_CHECKSUMS));
     assert_string_equal(manifest.role, "actor");
     assert_int_equal(manifest.global_step, 20);
-    assert_true(rk_ckpt_manifest_has(&manifest, "optimizer"));
-    assert_false(rk_ckpt_manifest_has(&manifest, "extra"));
+    assert_true(rk_ckpt_manifest_has(&manifest, "extra"));
+    assert_false(rk_ckpt_manifest_has(&manifest, "optimizer"));
     assert_int_equal(manifest.files.count, 2);
     assert_int_equal(rk_ckpt_manifest_bytes(&manifest), 5);
     assert_int_equal(rk_json_as_int(rk_json_find(manifest.layout, "world_size"), 0), 2);
@@ -267,8 +267,8 @@ static void test_manifest_refuses_bad_members(void **state)
         {"\"global_step\": 20", "\"global_step\": 9007199254740993", RK_DATA_LOSS, "global_step: "},
         {"\"global_step\": 20", "\"step\": 20", RK_DATA_LOSS, "unknown member 'step'"},
         {"\"global_step\": 20,", "", RK_DATA_LOSS, "global_step: "},
-        {"\"optimizer\"", "\"model\"", RK_DATA_LOSS, "contents: "},
-        {"\"optimizer\"", "1", RK_DATA_LOSS, "contents: "},
+        {"\"extra\"", "\"hf_model\"", RK_DATA_LOSS, "contents: "},
+        {"\"extra\"", "1", RK_DATA_LOSS, "contents: "},
         {"\"layout\": {", "\"layout\": 1, \"x\": {", RK_DATA_LOSS, "unknown member 'x'"},
         {"\"world_size\": 2\n  }", "\"world_size\": 2\n  }, \"state\": []", RK_DATA_LOSS, "state"},
         {"\"name\": \"f\"", "\"name\": \"../f\"", RK_DATA_LOSS, "files: "},

@@ -106,7 +106,7 @@ static void write_actor(const struct fixture *f, int64_t step)
     char *part = part_path(f, step, RK_CHECKPOINT_ACTOR), *temp, *folder, *shard;
     struct rk_ckpt_manifest manifest = {.role = rk_strdup("actor"), .global_step = step};
 
-    rk_array_append(&manifest.contents, rk_strdup("model"));
+    rk_array_append(&manifest.contents, rk_strdup("extra"));
     assert_ok(rk_ckpt_begin(&temp, part, "test"));
     folder = rk_path_join(temp, "dist_ckpt");
     shard = rk_path_join(temp, SHARD);

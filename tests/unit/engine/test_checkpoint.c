@@ -3,6 +3,7 @@
 #include "tests/support/test.h"
 
 #include <dirent.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -791,6 +792,38 @@ static void test_load_that_fails_halfway_is_reported_as_mixed(void **state)
     rk_free(dir);
 }
 
+/* Goal: NaN and infinite numbers in a checkpoint are refused as in a model, by the tensor's name; those of
+ * the optimizer's states too, of which the next step would make weights. */
+static void test_non_finite_numbers_are_refused(void **state)
+{
+    static const char *const messages[] = {"values on this rank are NaN or infinite in",
+                                           "optimizer.state.exp_avg: 1 of"};
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct rk_checkpoint_loaded loaded;
+        struct rk_test_model test, other;
+        char *dir = new_dir();
+        struct rk_status *st;
+
+        open_training(&test, 1, RK_DTYPE_F32);
+        open_training(&other, 2, RK_DTYPE_F32);
+        train(test.model, 1);
+        if (i == 0)
+            ((float *)test.model->core->values)[3] = NAN;
+        else
+            ((float *)test.model->train->states[0])[3] = INFINITY;
+        assert_ok(save(test.model, dir, 1));
+        st = load_as(other.model, dir, 1, 0, &loaded);
+        assert_string_equal(rk_status_reason(st), "NON_FINITE");
+        assert_true(loaded.is_mixed); /* the worker drops the model */
+        assert_fails(st, RK_DATA_LOSS, messages[i]);
+        rk_free(dir);
+        rk_test_model_close(&other);
+        rk_test_model_close(&test);
+    }
+}
+
 static void test_contents_names(void **state)
 {
     static const struct {
@@ -842,6 +875,7 @@ int main(void)
         cmocka_unit_test(test_wrong_descriptions_are_refused),
         cmocka_unit_test(test_other_models_are_refused),
         cmocka_unit_test(test_load_that_fails_halfway_is_reported_as_mixed),
+        cmocka_unit_test(test_non_finite_numbers_are_refused),
         cmocka_unit_test(test_contents_names),
     };
 
