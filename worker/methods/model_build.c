@@ -290,8 +290,15 @@ static struct rk_status *plan_updates(struct rk_model_build *build)
     const struct rk_role *role = build->call->role;
     const struct rk_role *source = worker->weight_update.source;
     const struct rk_role *destination = worker->weight_update.destination;
+    bool takes_weights = source && role == destination && !build->share_with;
     struct rk_mesh_coords coords;
 
+    if (!takes_weights && !rk_json_is_null(rk_json_find(build->call->job->options, "update_weights_source")))
+        return RK_FAIL(
+            RK_INVALID_ARGUMENT,
+            "update_weights_source: expected only for a role that takes the weights of another, role "
+            "'%s' does not",
+            role->name);
     if (!source || !destination || build->share_with || (role != source && role != destination))
         return NULL;
     if (role == source && rk_mesh_find_coords(destination->mesh, worker->rank, &coords))

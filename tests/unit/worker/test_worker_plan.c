@@ -336,6 +336,8 @@ static void test_plan_only_bad_options_are_refused(void **state)
          RK_INVALID_ARGUMENT},
         {"actor", "\"plan_only\": true, \"plan_owner\": {}", "expected only with share_weights_of",
          RK_INVALID_ARGUMENT},
+        {"actor", "\"update_weights_source\": {}",
+         "expected only for a role that takes the weights of another", RK_INVALID_ARGUMENT},
         {"rollout", "\"plan_only\": true", "role 'actor' has no model", RK_FAILED_PRECONDITION},
         {"rollout", "\"plan_only\": true, \"plan_owner\": {}", "plan_owner: expected one of model.path",
          RK_INVALID_ARGUMENT},
