@@ -65,6 +65,9 @@ struct rk_dataset_row {
     struct rk_row_place place;
 };
 
+/* The members of the row at a place of a data file, for messages: "prompt, reward_model (style)". rk_free it.
+ */
+char *rk_dataset_members_at(const struct rk_row_place *place);
 /* Reads, renders and tokenizes everything. INVALID_ARGUMENT or UNIMPLEMENTED "FILE:LINE: KEY: ..." for an
  * invalid row. Warns once about text prompts when there is a template. */
 struct rk_status *rk_dataset_create(struct rk_dataset **out, const struct rk_dataset_config *config,

@@ -32,6 +32,7 @@ struct rk_examples_config {
     const char *prompt_key;   /* "prompt" */
     const char *response_key; /* "response" */
     int64_t max_length;       /* tokens of a sequence */
+    int64_t max_positions;    /* tokens that the model can take; 0: unknown */
     const char *truncation;   /* error, left (keeps the end), right (keeps the beginning) */
     bool ignore_input_ids_mismatch;
     bool shuffle;

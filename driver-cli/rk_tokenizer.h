@@ -31,6 +31,8 @@ struct rk_status *rk_tokenizer_create_special(struct rk_tokenizer **out, const c
 struct rk_status *rk_tokenizer_create_json(struct rk_tokenizer **out, const char *text, size_t bytes,
                                            const char *source) RK_NODISCARD;
 void rk_tokenizer_destroy(struct rk_tokenizer *tokenizer); /* NULL is a no-op */
+/* Encoding text with a token whose id the model does not have, `vocab_size` or more, fails from here on. */
+void rk_tokenizer_limit_ids(struct rk_tokenizer *tokenizer, int64_t vocab_size);
 /* NUL is an ordinary character. Adds no ids if add_special_tokens is false. INVALID_ARGUMENT for text that is
  * not UTF-8, and for a character that the vocabulary has neither a token nor an unknown token for. */
 struct rk_status *rk_tokenizer_encode(const struct rk_tokenizer *tokenizer, const char *text, size_t bytes,

@@ -6,6 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
+#include "driver-cli/driver/flows/flows_internal.h"
 #include "driver-cli/driver/job_internal.h"
 
 static struct rk_status *load(struct rk_cli *cli, struct rk_config **job)
@@ -28,11 +29,19 @@ static struct rk_status *load(struct rk_cli *cli, struct rk_config **job)
 
 static struct rk_status *check(struct rk_cli *cli)
 {
+    struct rk_cli_job_args args = rk_cli_job_args(cli, 1);
     struct rk_config *job;
+    struct rk_status *st;
+    char *job_dir;
 
     RK_TRY(load(cli, &job));
-    printf("%s is fine\n", rk_cli_job_args(cli, 1).name);
+    job_dir = rk_cli_directory_of(args.path);
+    st = rk_flow_check_models(job, job_dir);
+    rk_free(job_dir);
     rk_config_destroy(job);
+    if (st)
+        return RK_WRAP(st, "%s", args.name);
+    printf("%s is fine\n", args.name);
     return NULL;
 }
 

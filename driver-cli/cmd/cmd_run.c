@@ -88,6 +88,8 @@ static struct rk_status *read_inputs(struct rk_run_command *run)
     st = rk_flow_inputs_load(&run->inputs, run->job, run->job_dir);
     if (!st && rk_cli_has(run->cli, "local")) /* else they are on the daemons' hosts */
         st = rk_model_dirs_check(run->job, &run->inputs);
+    if (!st)
+        st = rk_flow_try_reward(&run->inputs);
     return st ? RK_WRAP(st, "%s", args.name) : NULL;
 }
 
@@ -397,11 +399,32 @@ static void tell_resume(const struct rk_run_command *run)
         fprintf(stderr, "rankctl: the job has changed since then:\n%s", rk_str_text(&checkpoints->changes));
 }
 
+/* For daemons on other hosts the directories are theirs; they check before the first step. */
+static struct rk_status *check_disk(const struct rk_run_command *run)
+{
+    const char *dir = rk_cli_find(run->cli, "run-dir");
+    int64_t steps_per_epoch =
+        rk_flow_inputs_num_rows(&run->inputs) / rk_config_int(run->job, "data.train_batch_size");
+
+    if (!rk_cli_has(run->cli, "local"))
+        return NULL;
+    return rk_flow_check_disk(&(struct rk_flow_disk){
+        .job = run->job,
+        .inputs = &run->inputs,
+        .checkpoints = &run->checkpoints,
+        .run_dir = dir ? dir : ".",
+        .total_steps = rk_job_int_or(run->job, "trainer.total_training_steps",
+                                     steps_per_epoch * rk_config_int(run->job, "trainer.total_epochs")),
+    });
+}
+
 static struct rk_status *execute(struct rk_run_command *run)
 {
     struct rk_status *st;
 
-    st = open_run_dir(run);
+    st = check_disk(run);
+    if (!st)
+        st = open_run_dir(run);
     if (!st)
         st = open_loggers(run);
     if (st) /* a full disk is not a usage error */

@@ -155,6 +155,26 @@ bool rk_estimate_of(struct rk_estimate *out, const struct rk_json *hf_config, in
     return true;
 }
 
+double rk_estimate_num_params(const struct rk_json *config)
+{
+    double hidden = (double)size_at(config, "hidden_size", 0);
+    double ffn = (double)size_at(config, "intermediate_size", 0);
+    double vocab = (double)size_at(config, "vocab_size", 0);
+    double width = (double)size_at(config, "moe_intermediate_size", size_at(config, "intermediate_size", 0));
+    double shared =
+        expert_weights(config) - 3 * hidden * width * (double)size_at(config, "num_experts_per_tok", 1);
+    double sparse = shared + 3 * hidden * width * (double)rk_estimate_num_experts(config);
+    int64_t num_layers = size_at(config, "num_hidden_layers", 0);
+    bool is_tied = rk_json_as_bool(rk_json_find(config, "tie_word_embeddings"), false);
+    double weights = (is_tied ? 1 : 2) * hidden * vocab;
+
+    if (hidden < 1 || ffn < 1 || vocab < 1 || num_layers < 1 || num_layers > RK_ESTIMATE_LAYERS_MAX)
+        return 0;
+    for (int64_t i = 0; i < num_layers; i++)
+        weights += attention_of(config).weights + (is_sparse_layer(config, i) ? sparse : 3 * hidden * ffn);
+    return weights;
+}
+
 double rk_estimate_layers(const struct rk_estimate *estimate, int64_t begin, int64_t end)
 {
     int64_t num_sparse = 0;

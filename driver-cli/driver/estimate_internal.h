@@ -32,6 +32,9 @@ double rk_estimate_linear_cost(const struct rk_json *hf_config);
 int64_t rk_estimate_num_experts(const struct rk_json *hf_config);
 /* Whether any layer has experts: a model of a family with experts may leave all its layers dense. */
 bool rk_estimate_has_experts(const struct rk_json *hf_config);
+/* Parameters of the model without norms and biases, those of all experts included; 0 when sizes are missing.
+ */
+double rk_estimate_num_params(const struct rk_json *hf_config);
 /* Of a model, from its config.json, in sequences of seqlen tokens, over which attention is averaged.
  * False when the configuration (which may be NULL) lacks the sizes. */
 bool rk_estimate_of(struct rk_estimate *out, const struct rk_json *hf_config, int64_t seqlen);

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/rk_assert.h"
-#include "base/rk_str.h"
+#include "base/rk_hf_config.h"
 
 static const struct rk_model_family *const families[] = {
     &rk_family_llama,     &rk_family_qwen2,     &rk_family_qwen3,   &rk_family_mistral,
@@ -36,15 +36,6 @@ void rk_family_set_extra(const struct rk_model_family *family)
     extra_family = family;
 }
 
-static bool has_model_type(const struct rk_model_family *family, const char *model_type)
-{
-    for (const char *const *known = family->hf_model_types; *known; known++) {
-        if (strcmp(*known, model_type) == 0)
-            return true;
-    }
-    return false;
-}
-
 const struct rk_model_family *rk_family_find(const char *name)
 {
     for (size_t i = 0; i < RK_ARRAY_LEN(families); i++) {
@@ -53,30 +44,6 @@ const struct rk_model_family *rk_family_find(const char *name)
             return families[i];
     }
     return extra_family && strcmp(extra_family->name, name) == 0 ? extra_family : NULL;
-}
-
-static struct rk_status *unknown_type(const char *model_type)
-{
-    struct rk_str known = {0};
-    struct rk_status *st;
-
-    for (size_t i = 0; i < RK_ARRAY_LEN(families); i++) {
-        for (const char *const *type = families[i]->hf_model_types; *type; type++)
-            rk_str_appendf(&known, "%s%s", known.bytes ? ", " : "", *type);
-    }
-    st = RK_FAIL(RK_UNIMPLEMENTED, "config.json: model_type='%.64s' is not implemented, expected one of: %s",
-                 model_type, rk_str_text(&known));
-    rk_str_fini(&known);
-    return st;
-}
-
-static const struct rk_model_family *find_by_type(const char *model_type)
-{
-    for (size_t i = 0; i < RK_ARRAY_LEN(families); i++) {
-        if (has_model_type(families[i], model_type))
-            return families[i];
-    }
-    return extra_family && has_model_type(extra_family, model_type) ? extra_family : NULL;
 }
 
 struct rk_status *rk_model_config_parse(struct rk_model_config *out, const struct rk_json *hf_config)
@@ -89,9 +56,9 @@ struct rk_status *rk_model_config_parse(struct rk_model_config *out, const struc
     st = rk_json_get_string(hf_config, "", "model_type", &model_type);
     if (st)
         return RK_WRAP(st, "config.json");
-    family = find_by_type(model_type);
+    family = rk_family_find(model_type);
     if (!family)
-        return unknown_type(model_type);
+        return RK_WRAP(rk_hf_model_type_check(model_type), "config.json");
     out->family = family->name;
     st = family->parse_config(out, hf_config);
     return st ? RK_WRAP(st, "config.json") : NULL;

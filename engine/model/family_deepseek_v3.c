@@ -6,8 +6,6 @@
 
 #include "kernels/rk_kernels.h"
 
-static const char *const deepseek_v3_model_types[] = {"deepseek_v3", NULL};
-
 static const struct rk_block_desc dense_blocks[] = {
     {&rk_block_latent, "input_layernorm", "self_attn"},
     {&rk_block_swiglu, "post_attention_layernorm", "mlp"},
@@ -136,7 +134,6 @@ static struct rk_status *deepseek_v3_parse_config(struct rk_model_config *out,
 const struct rk_model_family rk_family_deepseek_v3 = {
     .name = "deepseek_v3",
     .abi = RK_FAMILY_ABI,
-    .hf_model_types = deepseek_v3_model_types,
     .parse_config = deepseek_v3_parse_config,
     .layer_kinds = layer_kinds,
 };

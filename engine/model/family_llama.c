@@ -1,8 +1,6 @@
 /* Llama 2, 3, 3.1, 3.2: grouped-query attention with RoPE and a SwiGLU MLP, each preceded by RMSNorm. */
 #include "engine/model/model_internal.h"
 
-static const char *const llama_model_types[] = {"llama", NULL};
-
 static struct rk_status *llama_parse_config(struct rk_model_config *out, const struct rk_json *hf_config)
 {
     static const struct rk_config_limit limits[] = {
@@ -27,7 +25,6 @@ static struct rk_status *llama_parse_config(struct rk_model_config *out, const s
 const struct rk_model_family rk_family_llama = {
     .name = "llama",
     .abi = RK_FAMILY_ABI,
-    .hf_model_types = llama_model_types,
     .parse_config = llama_parse_config,
     .layer_kinds = rk_dense_layers,
 };

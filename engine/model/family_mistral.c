@@ -2,8 +2,6 @@
  * (v0.2 and later): to all. */
 #include "engine/model/model_internal.h"
 
-static const char *const mistral_model_types[] = {"mistral", NULL};
-
 static struct rk_status *mistral_parse_config(struct rk_model_config *out, const struct rk_json *hf_config)
 {
     int64_t window = rk_config_has_null(hf_config, "sliding_window") ? 0 : 4096;
@@ -28,7 +26,6 @@ static struct rk_status *mistral_parse_config(struct rk_model_config *out, const
 const struct rk_model_family rk_family_mistral = {
     .name = "mistral",
     .abi = RK_FAMILY_ABI,
-    .hf_model_types = mistral_model_types,
     .parse_config = mistral_parse_config,
     .layer_kinds = rk_dense_layers,
 };

@@ -1,8 +1,6 @@
 /* Mixtral: Mistral with experts in all layers. The probabilities of a token's experts sum to 1. */
 #include "engine/model/model_internal.h"
 
-static const char *const mixtral_model_types[] = {"mixtral", NULL};
-
 static const struct rk_moe_names names = {.gate = "w1", .up = "w3", .down = "w2"};
 
 static struct rk_status *mixtral_parse_config(struct rk_model_config *out, const struct rk_json *hf_config)
@@ -50,7 +48,6 @@ static const struct rk_layer_kind layers[] = {{"sparse", blocks}, {0}};
 const struct rk_model_family rk_family_mixtral = {
     .name = "mixtral",
     .abi = RK_FAMILY_ABI,
-    .hf_model_types = mixtral_model_types,
     .parse_config = mixtral_parse_config,
     .layer_kinds = layers,
 };

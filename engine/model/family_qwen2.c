@@ -2,8 +2,6 @@
  * from max_window_layers on attend to the last sliding_window keys only. */
 #include "engine/model/model_internal.h"
 
-static const char *const qwen2_model_types[] = {"qwen2", NULL};
-
 static struct rk_status *qwen2_parse_config(struct rk_model_config *out, const struct rk_json *hf_config)
 {
     out->hidden_size = 4096;
@@ -25,7 +23,6 @@ static struct rk_status *qwen2_parse_config(struct rk_model_config *out, const s
 const struct rk_model_family rk_family_qwen2 = {
     .name = "qwen2",
     .abi = RK_FAMILY_ABI,
-    .hf_model_types = qwen2_model_types,
     .parse_config = qwen2_parse_config,
     .layer_kinds = rk_dense_layers,
 };

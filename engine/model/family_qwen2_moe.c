@@ -2,8 +2,6 @@
  * except those that mlp_only_layers and decoder_sparse_step leave dense. */
 #include "engine/model/model_internal.h"
 
-static const char *const qwen2_moe_model_types[] = {"qwen2_moe", NULL};
-
 static struct rk_status *qwen2_moe_parse_config(struct rk_model_config *out, const struct rk_json *hf_config)
 {
     /* Releases of transformers differ in which layers have a window. */
@@ -43,7 +41,6 @@ static struct rk_status *qwen2_moe_parse_config(struct rk_model_config *out, con
 const struct rk_model_family rk_family_qwen2_moe = {
     .name = "qwen2_moe",
     .abi = RK_FAMILY_ABI,
-    .hf_model_types = qwen2_moe_model_types,
     .parse_config = qwen2_moe_parse_config,
     .layer_kinds = rk_sparse_layers,
 };

@@ -2,8 +2,6 @@
  * RoPE. The sliding window is that of Qwen2. */
 #include "engine/model/model_internal.h"
 
-static const char *const qwen3_model_types[] = {"qwen3", NULL};
-
 static struct rk_status *qwen3_parse_config(struct rk_model_config *out, const struct rk_json *hf_config)
 {
     static const struct rk_config_limit limits[] = {{"attention_bias", "false"}};
@@ -29,7 +27,6 @@ static struct rk_status *qwen3_parse_config(struct rk_model_config *out, const s
 const struct rk_model_family rk_family_qwen3 = {
     .name = "qwen3",
     .abi = RK_FAMILY_ABI,
-    .hf_model_types = qwen3_model_types,
     .parse_config = qwen3_parse_config,
     .layer_kinds = rk_dense_layers,
 };

@@ -2,8 +2,6 @@
  * decoder_sparse_step leave dense. A sliding window applies to all layers. */
 #include "engine/model/model_internal.h"
 
-static const char *const qwen3_moe_model_types[] = {"qwen3_moe", NULL};
-
 const struct rk_moe_names rk_moe_names_qwen = {
     .gate = "gate_proj", .up = "up_proj", .down = "down_proj", .shared = "shared_expert"};
 
@@ -41,7 +39,6 @@ static struct rk_status *qwen3_moe_parse_config(struct rk_model_config *out, con
 const struct rk_model_family rk_family_qwen3_moe = {
     .name = "qwen3_moe",
     .abi = RK_FAMILY_ABI,
-    .hf_model_types = qwen3_moe_model_types,
     .parse_config = qwen3_moe_parse_config,
     .layer_kinds = rk_sparse_layers,
 };

@@ -13,7 +13,7 @@
 
 /* --- families: rows of families.c --- */
 
-#define RK_FAMILY_ABI 2
+#define RK_FAMILY_ABI 3
 
 /* One block in a family's list of a layer: x <- x + ops(norm(x)). */
 struct rk_block_desc {
@@ -29,9 +29,8 @@ struct rk_layer_kind {
 };
 
 struct rk_model_family {
-    const char *name;
-    uint32_t abi;                      /* RK_FAMILY_ABI */
-    const char *const *hf_model_types; /* values of config.json's model_type, ended by NULL */
+    const char *name; /* config.json's model_type; base/rk_hf_config.c lists those of the table */
+    uint32_t abi;     /* RK_FAMILY_ABI */
     /* Required. Reads config.json into `out`, whose family is set; rejects values that the family does not
      * implement. If layers differ, sets the kind of each in out->layer_kinds. */
     struct rk_status *(*parse_config)(struct rk_model_config *out, const struct rk_json *hf_config);

@@ -292,6 +292,40 @@ static struct rk_status *read_files(struct loader *loader)
     return NULL;
 }
 
+/* --- the members of a row --- */
+
+struct lookup {
+    int64_t number;
+    char *members;
+};
+
+static struct rk_status *look_up(void *user, struct rk_json *json, const struct rk_row_place *place,
+                                 bool *is_enough)
+{
+    struct lookup *lookup = user;
+    const struct rk_json *model = rk_json_find(json, "reward_model");
+
+    *is_enough = place->number == lookup->number;
+    if (*is_enough) {
+        char *all = rk_messages_members(json), *inner = model ? rk_messages_members(model) : NULL;
+
+        lookup->members = inner ? rk_format("%s; reward_model has %s", all, inner) : rk_format("%s", all);
+        rk_free(inner);
+        rk_free(all);
+    }
+    rk_json_free(json);
+    return NULL;
+}
+
+char *rk_dataset_members_at(const struct rk_row_place *place)
+{
+    struct lookup lookup = {.number = place->number};
+    struct rk_status *st = rk_rows_read(place->path, look_up, &lookup);
+
+    RK_IGNORE(st, "only a message lacks something");
+    return lookup.members ? lookup.members : rk_strdup("unknown members");
+}
+
 struct rk_status *rk_dataset_create(struct rk_dataset **out, const struct rk_dataset_config *config,
                                     const struct rk_tokenizer *tokenizer)
 {

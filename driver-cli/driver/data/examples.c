@@ -116,12 +116,10 @@ static struct rk_status *read_completion(struct rk_marked_ids *out, struct loade
     struct rk_status *st;
 
     if (!is_text(prompt) && !is_list(prompt))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected text or a list of messages, got %s", prompt_key,
-                       rk_messages_type_of(prompt));
+        return rk_messages_wrong(row, prompt_key, "%s: expected text or a list of messages", prompt_key);
     if (!is_text(completion) && !(is_list(prompt) && is_list(completion)))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected text%s, got %s", completion_key,
-                       is_list(prompt) ? " or a list of messages" : ", as the prompt is",
-                       rk_messages_type_of(completion));
+        return rk_messages_wrong(row, completion_key, "%s: expected text%s", completion_key,
+                                 is_list(prompt) ? " or a list of messages" : ", as the prompt is");
     if (is_text(prompt)) {
         loader->examples->num_texts++;
         st = rk_response_read(out, &loader->reader, prompt, completion);
@@ -143,9 +141,8 @@ static struct rk_status *read_sft(struct row *row, struct loader *loader, const 
     if (rk_json_is_null(messages) && rk_json_find(json, loader->config->response_key))
         return read_completion(&row->sequences[0], loader, json, loader->config->response_key);
     if (!is_list(messages))
-        return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "%s: expected a list of messages, got %s, and the row has no member %s", key,
-                       rk_messages_type_of(messages), loader->config->response_key);
+        return rk_messages_wrong(json, key, "%s: expected a list of messages, or a prompt and a member %s",
+                                 key, loader->config->response_key);
     st = rk_conversation_read(&row->sequences[0], &loader->reader, json, messages, 0);
     return st ? RK_WRAP(st, "%s", key) : NULL;
 }
@@ -193,8 +190,8 @@ static struct rk_status *read_pair(struct row *row, struct loader *loader, const
     for (int i = 0; i < RK_EXAMPLE_SEQUENCES_MAX; i++) {
         sides[i] = rk_json_find(json, side_names[i]);
         if (!is_text(sides[i]) && !is_list(sides[i]))
-            return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected text or a list of messages, got %s",
-                           side_names[i], rk_messages_type_of(sides[i]));
+            return rk_messages_wrong(json, side_names[i], "%s: expected text or a list of messages",
+                                     side_names[i]);
     }
     if (is_list(sides[0]) && is_list(sides[1]) && !is_list(prompt))
         RK_TRY(read_sides_of_lists(row, loader, json, sides));
@@ -240,6 +237,11 @@ static struct rk_status *finish_row(struct row *row, const struct rk_examples_co
 
         row->is_truncated = row->is_truncated || sequence->count > config->max_length;
         RK_TRY(truncate_sequence(sequence, config, is_empty));
+        if (config->max_positions > 0 && sequence->count > config->max_positions)
+            return RK_FAIL(RK_INVALID_ARGUMENT,
+                           "the sequence has %lld tokens, max_position_embeddings of the model is %lld (set "
+                           "data.max_length to it, and data.truncation)",
+                           (long long)sequence->count, (long long)config->max_positions);
         row->view.sequences[i] =
             (struct rk_example_sequence){sequence->ids, sequence->loss_mask, sequence->count};
     }

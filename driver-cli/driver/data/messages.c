@@ -1,11 +1,46 @@
 /* Messages: common checks of all readers of data rows, and the chat template. */
 #include "driver-cli/driver/data/messages_internal.h"
 
+#include <stdarg.h>
 #include <string.h>
+
+#include "base/rk_alloc.h"
+
+#define MEMBERS_BYTES_MAX 200 /* of the list of members in a message */
 
 const char *rk_messages_type_of(const struct rk_json *json)
 {
     return json ? rk_json_type_name(rk_json_type(json)) : "nothing";
+}
+
+char *rk_messages_members(const struct rk_json *object)
+{
+    struct rk_str text = {0};
+    void *it = object && rk_json_type(object) == RK_JSON_OBJECT ? rk_json_iter(object) : NULL;
+
+    for (; it && text.bytes < MEMBERS_BYTES_MAX; it = rk_json_iter_next(object, it))
+        rk_str_appendf(&text, "%s%.64s", text.bytes > 0 ? ", " : "", rk_json_iter_key(it));
+    if (text.bytes == 0 || it)
+        rk_str_append(&text, it ? ", ..." : "no members");
+    return rk_str_take(&text);
+}
+
+struct rk_status *rk_messages_wrong(const struct rk_json *owner, const char *key, const char *fmt, ...)
+{
+    const struct rk_json *value = rk_json_find(owner, key);
+    char *members = value ? NULL : rk_messages_members(owner);
+    struct rk_str text = {0};
+    struct rk_status *st;
+    va_list args;
+
+    va_start(args, fmt);
+    rk_str_vappendf(&text, fmt, args);
+    va_end(args);
+    st = RK_FAIL(RK_INVALID_ARGUMENT, "%s, got %s%s%s", rk_str_text(&text), rk_messages_type_of(value),
+                 members ? "; there are: " : "", members ? members : "");
+    rk_str_fini(&text);
+    rk_free(members);
+    return st;
 }
 
 /* {"type": "text", "text": ...} */
@@ -20,8 +55,7 @@ static struct rk_status *check_part(const struct rk_json *part)
     if (strcmp(type, "text") != 0)
         return RK_FAIL(RK_UNIMPLEMENTED, "parts of type '%s' are not supported: prompts are text", type);
     if (rk_json_type(rk_json_find(part, "text")) != RK_JSON_STRING)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "text: expected a string, got %s",
-                       rk_messages_type_of(rk_json_find(part, "text")));
+        return rk_messages_wrong(part, "text", "text: expected a string");
     return NULL;
 }
 
@@ -34,8 +68,7 @@ static struct rk_status *check_content(const struct rk_json *message)
     if (rk_json_is_null(content) && rk_json_count(rk_json_find(message, "tool_calls")) > 0)
         return NULL;
     if (rk_json_type(content) != RK_JSON_ARRAY)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "content: expected text or a list of parts, got %s",
-                       rk_messages_type_of(content));
+        return rk_messages_wrong(message, "content", "content: expected text or a list of parts");
     for (int64_t i = 0; i < rk_json_count(content); i++) {
         struct rk_status *st = check_part(rk_json_at(content, i));
 
@@ -53,7 +86,7 @@ static struct rk_status *check_message(const struct rk_json *message)
         return RK_FAIL(RK_INVALID_ARGUMENT, "expected {\"role\": ..., \"content\": ...}, got %s",
                        rk_messages_type_of(message));
     if (rk_json_type(role) != RK_JSON_STRING)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "role: expected a string, got %s", rk_messages_type_of(role));
+        return rk_messages_wrong(message, "role", "role: expected a string");
     return check_content(message);
 }
 

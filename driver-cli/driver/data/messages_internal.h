@@ -6,6 +6,13 @@
 #include "base/rk_str.h"
 #include "driver-cli/rk_chat.h"
 
+/* The names of the members of an object, "a, b, c", for messages; rk_free it. */
+char *rk_messages_members(const struct rk_json *object);
+/* INVALID_ARGUMENT with the text and what the member `key` of `owner` is: ", got an integer", or for one that
+ * is missing ", got nothing; there are: " and the members of the owner. */
+struct rk_status *rk_messages_wrong(const struct rk_json *owner, const char *key, const char *fmt, ...)
+    RK_PRINTF(3, 4) RK_NODISCARD;
+
 /* The chat template and its settings for the messages of all rows. */
 struct rk_messages_template {
     const struct rk_chat *chat;        /* NULL: the model has no template */

@@ -46,8 +46,7 @@ static struct rk_status *read_text(struct rk_prompt *out, const struct rk_json *
     if (out->is_chat)
         return render(out, row, prompt, config);
     if (rk_json_type(prompt) != RK_JSON_STRING)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "expected text or a list of messages, got %s",
-                       rk_messages_type_of(prompt));
+        return rk_messages_wrong(row, config->prompt_key, "expected text or a list of messages");
     rk_str_append_bytes(&text, rk_json_as_string(prompt, ""), rk_json_string_bytes(prompt));
     out->bytes = text.bytes;
     out->text = rk_str_take(&text);

@@ -96,7 +96,7 @@ struct rk_status *rk_flow_load_critic(struct rk_prompt_inputs *out, const struct
     if (!st)
         st = check_tokens(&dir, inputs, out->critic_path);
     if (!st)
-        st = rk_flow_check_layers(job, RK_ROLE_CRITIC, dir.config);
+        st = rk_flow_check_model(job, RK_ROLE_CRITIC, dir.config);
     if (!st)
         out->critic_config = rk_json_retain(dir.config);
     rk_flow_model_dir_fini(&dir);

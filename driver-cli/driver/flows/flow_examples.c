@@ -24,6 +24,7 @@ static struct rk_status *load_set(struct rk_examples **out, const struct rk_flow
     config->prompt_key = rk_config_string(job, "data.prompt_key");
     config->response_key = rk_config_string(job, "data.response_key");
     config->max_length = rk_config_int(job, "data.max_length");
+    config->max_positions = rk_json_as_int(rk_json_find(inputs->hf_config, "max_position_embeddings"), 0);
     config->truncation = rk_config_string(job, "data.truncation");
     config->ignore_input_ids_mismatch = rk_config_bool(job, "data.ignore_input_ids_mismatch");
     config->seed = (uint64_t)rk_config_int(job, "data.seed");

@@ -139,6 +139,9 @@ static struct rk_status *load_tokenizer(struct rk_flow_inputs *inputs, const str
     struct rk_status *st = rk_flow_open_tokenizer(&inputs->tokenizer, &inputs->tokenizer_dir, full, name);
 
     rk_free(full);
+    if (!st)
+        rk_tokenizer_limit_ids(inputs->tokenizer,
+                               rk_json_as_int(rk_json_find(inputs->hf_config, "vocab_size"), INT64_MAX));
     return st ? RK_WRAP(st, "%s", path ? RK_JOB_MODEL "tokenizer_path" : RK_JOB_MODEL "path") : NULL;
 }
 
@@ -222,15 +225,51 @@ struct rk_status *rk_flow_files(char ***out, const struct rk_config *job, const 
     return NULL;
 }
 
-/* The layers of the roles that have the policy's model; the others' are looked at with their directories. */
-static struct rk_status *check_layers(const struct rk_flow_inputs *inputs, const struct rk_config *job)
+/* The roles that have the policy's model; the others' models are looked at with their directories. */
+static struct rk_status *check_model(const struct rk_flow_inputs *inputs, const struct rk_config *job)
 {
-    RK_TRY(rk_flow_check_layers(job, RK_ROLE_ACTOR, inputs->hf_config));
-    RK_TRY(rk_flow_check_layers(job, RK_ROLE_ROLLOUT, inputs->hf_config));
-    RK_TRY(rk_flow_check_layers(job, RK_ROLE_REF, inputs->hf_config));
-    if (!rk_config_is_null(job, RK_JOB_CRITIC "model.path"))
+    static const uint32_t roles[] = {RK_ROLE_ACTOR, RK_ROLE_ROLLOUT, RK_ROLE_REF, RK_ROLE_CRITIC};
+    bool has_path = !rk_config_is_null(job, RK_JOB_MODEL "path");
+    struct rk_status *st = NULL;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(roles) && !st; i++) {
+        if (roles[i] != RK_ROLE_CRITIC || rk_config_is_null(job, RK_JOB_CRITIC "model.path"))
+            st = rk_flow_check_model(job, roles[i], inputs->hf_config);
+    }
+    return st ? RK_WRAP(st, RK_JOB_MODEL "%s", has_path ? "path" : "hf_config_path") : NULL;
+}
+
+/* The model of a role that has one of its own. */
+static struct rk_status *check_own_model(const struct rk_config *job, const char *job_dir, uint32_t role,
+                                         const char *key)
+{
+    struct rk_flow_model_dir dir;
+    struct rk_status *st;
+    char *path;
+
+    if (!rk_job_role_needed(job, role) || rk_config_is_null(job, key))
         return NULL;
-    return rk_flow_check_layers(job, RK_ROLE_CRITIC, inputs->hf_config);
+    path = rk_hub_resolve(job_dir, rk_config_string(job, key));
+    st = rk_flow_model_dir_open(&dir, path);
+    if (!st)
+        st = rk_flow_check_model(job, role, dir.config);
+    rk_flow_model_dir_fini(&dir);
+    rk_free(path);
+    return st ? RK_WRAP(st, "%s", key) : NULL;
+}
+
+struct rk_status *rk_flow_check_models(const struct rk_config *job, const char *job_dir)
+{
+    struct rk_flow_inputs inputs = {0};
+    struct rk_status *st = load_model(&inputs, job, job_dir);
+
+    if (!st)
+        st = check_model(&inputs, job);
+    rk_flow_inputs_fini(&inputs);
+    RK_TRY(st);
+    RK_TRY(check_own_model(job, job_dir, RK_ROLE_CRITIC, RK_JOB_CRITIC "model.path"));
+    RK_TRY(check_own_model(job, job_dir, RK_ROLE_TEACHER, RK_JOB_TEACHER "model.path"));
+    return check_own_model(job, job_dir, RK_ROLE_REWARD, RK_JOB_REWARD_MODEL "model_path");
 }
 
 struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct rk_config *job,
@@ -240,7 +279,7 @@ struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct r
 
     *out = (struct rk_flow_inputs){.data = rk_flow_of(job)->data};
     RK_TRY_GOTO(st, load_model(out, job, job_dir), fail);
-    RK_TRY_GOTO(st, check_layers(out, job), fail);
+    RK_TRY_GOTO(st, check_model(out, job), fail);
     RK_TRY_GOTO(st, load_tokenizer(out, job, job_dir), fail);
     RK_TRY_GOTO(st, load_token_ids(out, job), fail);
     RK_TRY_GOTO(st, load_chat(out, job, job_dir), fail);

@@ -4,6 +4,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_file_kind.h"
+#include "base/rk_hf_config.h"
 #include "base/rk_str.h"
 #include "driver-cli/driver/estimate_internal.h"
 #include "driver-cli/driver/flows/flows_internal.h"
@@ -76,13 +77,32 @@ struct rk_status *rk_flow_check_same_tokens(const struct rk_flow_model_dir *dir,
     return NULL;
 }
 
-struct rk_status *rk_flow_check_layers(const struct rk_config *job, uint32_t role,
-                                       const struct rk_json *config)
+/* A model of the job's family and length; a reward model has a length of its own. */
+static struct rk_status *check_kind(const struct rk_json *config, const struct rk_config *job, uint32_t role)
+{
+    int64_t most = rk_json_as_int(rk_json_find(config, "max_position_embeddings"), -1);
+    int64_t longest = rk_job_longest(job);
+    struct rk_status *st = rk_hf_config_check(config);
+
+    /* Examples are as long as they are, at most data.max_length. */
+    if (!st && role != RK_ROLE_REWARD && rk_flow_of(job)->data == &rk_flow_data_prompts && most > 0 &&
+        most < longest)
+        st = RK_FAIL(RK_INVALID_ARGUMENT,
+                     "max_position_embeddings: expected at least %" PRId64 ", which is %s, got %" PRId64,
+                     longest, rk_flow_of(job)->data->longest, most);
+    return st ? RK_WRAP(st, "config.json") : NULL;
+}
+
+struct rk_status *rk_flow_check_model(const struct rk_config *job, uint32_t role,
+                                      const struct rk_json *config)
 {
     int64_t num_layers = rk_json_as_int(rk_json_find(config, "num_hidden_layers"), 0);
     int64_t num_experts = rk_estimate_has_experts(config) ? rk_estimate_num_experts(config) : 0;
 
-    if (!rk_job_role_needed(job, role) || num_layers < 1) /* of a model elsewhere the daemons check them */
+    if (!rk_job_role_needed(job, role))
+        return NULL;
+    RK_TRY(check_kind(config, job, role));
+    if (num_layers < 1) /* of a model elsewhere the daemons check them */
         return NULL;
     RK_TRY(rk_job_check_layers(job, role, num_layers));
     if (role == RK_ROLE_ROLLOUT)

@@ -1,5 +1,6 @@
 /* Prompts, which the rollout answers: the inputs of a job with such data besides its model (the prompts, the
  * reward, the estimator, models of roles), its sizes, and its part of the context. */
+#include <string.h>
 #include <time.h>
 
 #include "base/rk_alloc.h"
@@ -8,6 +9,8 @@
 #include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
+
+#define TRIED_PROMPTS 3 /* a reward may fail for some prompts */
 
 const struct rk_prompt_inputs *rk_flow_prompt_inputs(const struct rk_flow_inputs *inputs)
 {
@@ -93,6 +96,22 @@ static struct rk_status *load_datasets(struct rk_prompt_inputs *prompts, const s
     return load_dataset(&prompts->val, inputs, job, job_dir, &val);
 }
 
+/* Adds where the row is. A missing member may be there under another name, so those that it has are listed.
+ */
+static struct rk_status *at_row(struct rk_status *st, const struct rk_dataset_row *row, const char *key)
+{
+    bool lacks_one = !row->ground_truth_json || !*row->data_source;
+    char *place = rk_row_place_text(&row->place);
+    char *members = lacks_one ? rk_dataset_members_at(&row->place) : NULL;
+    struct rk_status *all = RK_FAIL(rk_status_code(st), "%s: %s: %s%s%s", key, place, rk_status_message(st),
+                                    members ? "; the row has " : "", members ? members : "");
+
+    rk_status_free(st);
+    rk_free(members);
+    rk_free(place);
+    return all;
+}
+
 /* Finds prompts that the reward cannot score before anything runs. */
 static struct rk_status *check_rewards(const struct rk_reward *reward, struct rk_dataset *dataset,
                                        const char *key)
@@ -103,9 +122,58 @@ static struct rk_status *check_rewards(const struct rk_reward *reward, struct rk
         struct rk_status *st = rk_reward_check(reward, &item);
 
         if (st)
-            return RK_WRAP(st, "%s: prompt %lld, from 0 over all files", key, (long long)row->index);
+            return at_row(st, row, key);
     }
     return NULL;
+}
+
+/* Scores the prompt's ground truth as a response; with its tokens where the reward takes columns. */
+static struct rk_status *try_prompt(const struct rk_flow_inputs *inputs, int64_t i,
+                                    struct rk_reward_result *result)
+{
+    const struct rk_prompt_inputs *prompts = &inputs->of.prompts;
+    struct rk_reward_item item = rk_flow_reward_item(rk_dataset_at(prompts->train, 0, i));
+    struct rk_tokenizer_ids ids = {0};
+    struct rk_status *st = NULL;
+
+    item.solution_str = item.ground_truth;
+    item.solution_bytes = strlen(item.ground_truth);
+    if (item.columns)
+        st = rk_tokenizer_encode(inputs->tokenizer, item.solution_str, item.solution_bytes, false, &ids);
+    RK_IGNORE(st, "a ground truth need not be a text that the model could write");
+    item.completion_ids = ids.items;
+    item.num_completion_ids = ids.count;
+    st = rk_reward_score(prompts->reward, &item, 1, result, NULL);
+    rk_free(ids.items);
+    return st;
+}
+
+struct rk_status *rk_flow_try_reward(const struct rk_flow_inputs *inputs)
+{
+    const struct rk_prompt_inputs *prompts = &inputs->of.prompts;
+    struct rk_reward_result result = {0};
+    struct rk_status *st = NULL;
+    int64_t count;
+
+    if (inputs->data != &rk_flow_data_prompts || !prompts->reward)
+        return NULL;
+    count = RK_MIN(rk_dataset_num_rows(prompts->train), TRIED_PROMPTS);
+    for (int64_t i = 0; i < count && (i == 0 || st) && result.outcome != RK_REWARD_TIMEOUT; i++) {
+        rk_reward_results_fini(&result, 1);
+        rk_status_free(st);
+        st = try_prompt(inputs, i, &result);
+    }
+    if (st && result.message) { /* without the counts of a batch */
+        rk_status_free(st);
+        st =
+            RK_FAIL(RK_FAILED_PRECONDITION, "%s: %s", rk_reward_outcome_name(result.outcome), result.message);
+    }
+    rk_reward_results_fini(&result, 1);
+    return st ? RK_WRAP(
+                    st,
+                    "no score for the first prompts with their ground truths as responses, before daemons "
+                    "are started")
+              : NULL;
 }
 
 static struct rk_status *load_reward(struct rk_prompt_inputs *prompts, const struct rk_config *job,

@@ -141,7 +141,7 @@ static struct rk_status *load(struct rk_prompt_inputs *out, struct found *found,
 
     RK_TRY(rk_flow_model_dir_open(&found->dir, model->path));
     RK_TRY(check_config(&found->dir, job));
-    RK_TRY(rk_flow_check_layers(job, RK_ROLE_REWARD, found->dir.config));
+    RK_TRY(rk_flow_check_model(job, RK_ROLE_REWARD, found->dir.config));
     RK_TRY(open_tokenizer(found, job, model->path, job_dir));
     RK_TRY(choose(&encodes, found, out, inputs, job));
     if (!found->dir.config && !found->dir.tokenizer)
@@ -173,8 +173,12 @@ static struct rk_status *check_prompts(const struct rk_flow_reward_model *model,
 
         st = rk_flow_reward_text(&ids, model, row, &item);
         rk_free(ids.items);
-        if (st)
-            st = RK_WRAP(st, "%s: prompt %lld, from 0 over all files", key, (long long)row->index);
+        if (st) {
+            char *place = rk_row_place_text(&row->place);
+
+            st = RK_WRAP(st, "%s: %s", key, place);
+            rk_free(place);
+        }
     }
     return st;
 }

@@ -57,7 +57,7 @@ struct rk_status *rk_flow_load_teacher(struct rk_prompt_inputs *out, const struc
     if (!st)
         st = check_tokens(out, &dir, inputs);
     if (!st)
-        st = rk_flow_check_layers(job, RK_ROLE_TEACHER, dir.config);
+        st = rk_flow_check_model(job, RK_ROLE_TEACHER, dir.config);
     rk_flow_model_dir_fini(&dir);
     return st ? RK_WRAP(st, RK_JOB_TEACHER "model.path") : NULL;
 }

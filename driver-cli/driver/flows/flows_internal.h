@@ -49,6 +49,21 @@ struct rk_prompt_state {
 
 struct rk_checkpoints;
 
+/* What a run on this machine writes. */
+struct rk_flow_disk {
+    const struct rk_config *job;
+    const struct rk_flow_inputs *inputs;
+    const struct rk_checkpoints *checkpoints;
+    const char *run_dir; /* which may not exist yet */
+    int64_t total_steps;
+};
+/* RESOURCE_EXHAUSTED (reason DISK_FULL) with figures when the disk has no room for the model or for one
+ * checkpoint; warns when it has none for all checkpoints that the run keeps. Estimates from config.json. */
+struct rk_status *rk_flow_check_disk(const struct rk_flow_disk *in) RK_NODISCARD;
+/* Asks the reward for scores, with the ground truth of a prompt as its response, so that a reward that never
+ * works is found before a daemon starts. FAILED_PRECONDITION if it fails for the first few prompts. */
+struct rk_status *rk_flow_try_reward(const struct rk_flow_inputs *inputs) RK_NODISCARD;
+
 struct rk_flow_context {
     /* fixed */
     const struct rk_flow *flow;

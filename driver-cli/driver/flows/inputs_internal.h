@@ -118,11 +118,13 @@ struct rk_status *rk_flow_check_model_dir(const char *path) RK_NODISCARD;
  * must be released after a failure too. */
 struct rk_status *rk_flow_model_dir_open(struct rk_flow_model_dir *out, const char *path) RK_NODISCARD;
 void rk_flow_model_dir_fini(struct rk_flow_model_dir *dir);
-/* Checks that the pipeline of the role can divide the layers of that config.json, and the rollout the
- * experts, and that a model without experts has no keys of them; NULL, or a role that the job does not need:
- * no error. */
-struct rk_status *rk_flow_check_layers(const struct rk_config *job, uint32_t role,
-                                       const struct rk_json *config) RK_NODISCARD;
+/* Checks that config.json is of a family that there is and of a model for sequences as long as the job's,
+ * that the pipeline of the role can divide its layers, and the rollout the experts, and that a model without
+ * experts has no keys of them; NULL, or a role that the job does not need: no error. */
+struct rk_status *rk_flow_check_model(const struct rk_config *job, uint32_t role,
+                                      const struct rk_json *config) RK_NODISCARD;
+/* The same for all models of a job that are on this machine. */
+struct rk_status *rk_flow_check_models(const struct rk_config *job, const char *job_dir) RK_NODISCARD;
 const char *rk_flow_architecture(const struct rk_flow_model_dir *dir); /* NULL: not given */
 /* Of tokens or of sequences. */
 bool rk_flow_is_classifier(const struct rk_flow_model_dir *dir);

@@ -164,6 +164,28 @@ static struct rk_status *encode_text(struct encoder *encoder, const char *text, 
     return NULL;
 }
 
+void rk_tokenizer_limit_ids(struct rk_tokenizer *tokenizer, int64_t vocab_size)
+{
+    tokenizer->model_ids = vocab_size;
+}
+
+static struct rk_status *check_ids(const struct rk_tokenizer *tokenizer, const rk_ids_t *ids)
+{
+    for (int64_t i = 0; i < ids->count; i++) {
+        int32_t id = ids->items[i];
+        const struct rk_token *token = &tokenizer->tokens[id];
+
+        if (id >= tokenizer->model_ids)
+            return RK_FAIL(
+                RK_INVALID_ARGUMENT,
+                "token %d, \"%.*s\", is beyond the model's vocab_size of %lld (config.json): is the "
+                "tokenizer, of %lld tokens, that of the model?",
+                (int)id, (int)RK_MIN(token->bytes, 64), token->text, (long long)tokenizer->model_ids,
+                (long long)tokenizer->num_ids);
+    }
+    return NULL;
+}
+
 struct rk_status *rk_tokenizer_encode(const struct rk_tokenizer *tokenizer, const char *text, size_t bytes,
                                       bool add_special_tokens, struct rk_tokenizer_ids *out)
 {
@@ -178,6 +200,8 @@ struct rk_status *rk_tokenizer_encode(const struct rk_tokenizer *tokenizer, cons
     encoder.scratch = scratch_take(tokenizer);
     st = encode_text(&encoder, text, bytes, add_special_tokens);
     scratch_put(tokenizer, encoder.scratch);
+    if (!st)
+        st = check_ids(tokenizer, &encoder.ids);
     if (st)
         rk_array_fini(&encoder.ids);
     *out = (struct rk_tokenizer_ids){.items = encoder.ids.items, .count = encoder.ids.count};

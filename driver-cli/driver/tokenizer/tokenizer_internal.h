@@ -336,6 +336,7 @@ struct rk_tokenizer {
     struct rk_around around;
     struct rk_token *tokens; /* [num_ids] */
     int64_t num_ids;
+    int64_t model_ids;                     /* that the model has */
     _Atomic(struct rk_scratch *) *scratch; /* NULL while a call uses it */
 };
 

@@ -49,6 +49,7 @@ static void build_id_table(struct rk_tokenizer *tokenizer)
         tokenizer->num_ids = RK_MAX(tokenizer->num_ids, (int64_t)(intptr_t)rk_map_value_at(vocab, i));
     for (int64_t i = 0; i < tokenizer->added.tokens.count; i++)
         tokenizer->num_ids = RK_MAX(tokenizer->num_ids, (int64_t)tokenizer->added.tokens.items[i].id + 1);
+    tokenizer->model_ids = tokenizer->num_ids;
     tokenizer->tokens = rk_calloc((size_t)tokenizer->num_ids, sizeof(*tokenizer->tokens));
     for (int64_t i = 0; i < rk_map_count(vocab); i++) {
         const char *key = rk_map_key_at(vocab, i);

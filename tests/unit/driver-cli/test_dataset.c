@@ -193,7 +193,9 @@ static const struct {
     const char *label, *text, *message;
 } bad_lines[] = {
     {"not JSON", "{\"prompt\": \"1\"}\nhello\n", "data.jsonl:2"},
-    {"no prompt", "{\"x\": 1}\n", "data.jsonl:1: prompt: expected text or a list of messages, got nothing"},
+    {"no prompt", "{\"x\": 1}\n",
+     "data.jsonl:1: prompt: expected text or a list of messages, got nothing; "
+     "there are: x"},
     {"a number", "{\"prompt\": 5}\n", "got an integer"},
     {"empty prompt", "{\"prompt\": \"\"}\n", "the prompt is empty"},
     {"letter without token", "{\"prompt\": \"1x\"}\n", "0x78"},

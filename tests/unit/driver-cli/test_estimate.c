@@ -1,9 +1,12 @@
 /* Operation counts of passes, against values computed by hand. */
 #include "driver-cli/driver/estimate_internal.h"
 
+#include <math.h>
 #include <string.h>
 
+#include "base/rk_alloc.h"
 #include "base/rk_compiler.h"
+#include "base/rk_str.h"
 #include "tests/support/test.h"
 
 /* 2 layers, 4 heads of 8 with 2 of keys and values: q, o 16 x 32, k, v 16 x 16, MLP 16 x 24; 100 ids. */
@@ -189,6 +192,37 @@ static void test_estimate_of_an_unknown_model(void **state)
 
 /* Goal: the cost of a token beside attention, by hand: dense layers as heads x head_dim, latents in the
  * expanded form, and of experts only those that a token is routed to. */
+/* Goal: the number of parameters, against sums by hand and the counts that transformers reports for models of
+ * examples/plans, which have norms and biases besides. */
+static void test_num_params(void **state)
+{
+    static const struct {
+        const char *name;
+        double count;
+    } models[] = {
+        {"qwen3-30b-a3b", 30532122624.0},
+        {"moonlight", 15960111936.0},
+        {"deepseek-v3", 671026419200.0},
+    };
+    struct rk_json *config = parse(CONFIG);
+
+    (void)state;
+    assert_true(rk_estimate_num_params(config) == 2 * 2688 + 2 * 16 * 100);
+    rk_json_set(config, "tie_word_embeddings", rk_json_new_bool(true));
+    assert_true(rk_estimate_num_params(config) == 2 * 2688 + 16 * 100);
+    rk_json_free(config);
+    assert_true(rk_estimate_num_params(NULL) == 0);
+    for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
+        char *path = rk_format(RK_TEST_SOURCE_DIR "/examples/plans/%s.config.json", models[i].name);
+
+        assert_ok(rk_json_parse_file(&config, path, 1 << 20, 0));
+        print_message("  %s: %.0f\n", models[i].name, rk_estimate_num_params(config));
+        assert_true(fabs(rk_estimate_num_params(config) / models[i].count - 1) < 1e-3);
+        rk_json_free(config);
+        rk_free(path);
+    }
+}
+
 static void test_linear_cost_by_hand(void **state)
 {
 /* q, o 16 x 32, k, v 16 x 16: 1,536 weights; attention has 32 columns; an MLP of 3 x 16 x 100 has 4,800. */
@@ -233,6 +267,7 @@ static void test_linear_cost_by_hand(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_num_params),
         cmocka_unit_test(test_linear_cost_by_hand),
         cmocka_unit_test(test_estimate_of_a_small_model),
         cmocka_unit_test(test_estimate_of_a_batch_counts_each_sequence),

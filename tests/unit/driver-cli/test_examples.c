@@ -356,7 +356,7 @@ static const struct {
     const char *text, *message;
 } bad_rows[] = {
     {"no member that it could be", RK_EXAMPLES_SFT, "{\"text\": \"1\"}",
-     "rows.jsonl:1: messages: expected a list of messages, got nothing"},
+     "rows.jsonl:1: messages: expected a list of messages, or a prompt and a member "},
     {"messages are text", RK_EXAMPLES_SFT, "{\"messages\": \"1\"}", "got a string"},
     {"no messages", RK_EXAMPLES_SFT, "{\"messages\": []}", "messages: the list of messages is empty"},
     {"a role is missing", RK_EXAMPLES_SFT, "{\"messages\": [" USER("1") ",{\"content\": \"2\"}]}",

@@ -85,7 +85,8 @@ static const struct {
     {"a line that is no row", "sft", "{\"prompt\": \"1\", \"response\": \"2\"}\n[]\n", NULL,
      "data.jsonl:2: expected a JSON object"},
     {"other names", "sft", "{\"prompt\": \"1\", \"response\": \"2\"}\n", "data.response_key=answer",
-     "data.jsonl:1: messages: expected a list of messages, got nothing, and the row has no member answer"},
+     "data.jsonl:1: messages: expected a list of messages, or a prompt and a member answer, got nothing; "
+     "there are: "},
     {"a chat without a template", "sft",
      "{\"chat\": [{\"role\": \"user\", \"content\": \"1\"}, {\"role\": \"assistant\", \"content\": "
      "\"2\"}]}\n",

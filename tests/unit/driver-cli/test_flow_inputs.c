@@ -12,6 +12,9 @@
 #include "proto/rk_methods.h"
 #include "tests/support/test.h"
 
+/* Lengths for the models of examples/digits, which have 64 positions. */
+#define SHORT rk_strdup("data.max_prompt_length=8"), rk_strdup("data.max_response_length=8")
+
 static void put_file(const char *dir, const char *name, const char *text)
 {
     char *path = rk_path_join(dir, name);
@@ -69,7 +72,7 @@ static void test_flow_inputs_token_ids(void **state)
         {"{\"eos_token_id\": 3}", NULL, "{\"eos_token\": \"<|im_end|>\"}", "[3]", 3},
         {"{\"eos_token_id\": 0, \"vocab_size\": 1}", NULL, "{\"eos_token\": \"<eos>\"}", "[0]", 0},
     };
-    static const char row[] = "{\"prompt\": \"1\", \"reward_model\": {\"ground_truth\": \"1\"}}\n";
+    static const char row[] = "{\"prompt\": \"<pad>\", \"reward_model\": {\"ground_truth\": \"1\"}}\n";
     char *dir = rk_test_temp_path("eos"), *data = rk_test_temp_path("data.jsonl");
     char *path = rk_test_fixture_path("../examples/digits/tokenizer.json"),
          *tokenizer = rk_test_read_file(path, NULL);
@@ -166,7 +169,7 @@ static void test_flow_inputs_workload(void **state)
             rk_format("data.train_files=%s", data),
             rk_format(RK_JOB_MODEL "hf_config_path=" RK_TEST_SOURCE_DIR "/examples/digits/%s",
                       cases[i].config),
-            rk_format(RK_JOB_MODEL "tokenizer_path=%s", tokenizer), rk_strdup("+reward.name=digits")};
+            rk_format(RK_JOB_MODEL "tokenizer_path=%s", tokenizer), rk_strdup("+reward.name=digits"), SHORT};
         struct rk_flow_inputs inputs;
         struct rk_config *job;
 
@@ -185,7 +188,7 @@ static void test_flow_inputs_workload(void **state)
 /* A student of the digits example with a teacher in a directory of its own. */
 struct teacher_fixture {
     char *dir, *data, *config, *tokenizer, *text; /* text: content of the student's tokenizer.json */
-    char *overrides[8];
+    char *overrides[10];
 };
 
 static void teacher_fixture_init(struct teacher_fixture *f, const char *dir)
@@ -207,6 +210,8 @@ static void teacher_fixture_init(struct teacher_fixture *f, const char *dir)
     f->overrides[5] = rk_format(RK_JOB_TEACHER "model.path=%s", f->dir);
     f->overrides[6] = rk_strdup("distillation.distillation_loss.loss_mode=jsd_topk");
     f->overrides[7] = rk_strdup("distillation.distillation_loss.topk=13");
+    f->overrides[8] = rk_strdup("data.max_prompt_length=8");
+    f->overrides[9] = rk_strdup("data.max_response_length=8");
     rk_test_write_file(f->data, row, strlen(row));
     rk_free(path);
 }
@@ -350,14 +355,13 @@ static const struct reward_case {
      NULL},
     {SAME, false, NULL, NULL, TEXT_ROW, APPLY "true", "apply_chat_template=true needs a tokenizer", NULL},
     {SAME, true, "\"7\": 14", NULL, TEXT_ROW, NULL, "vocab_size: expected at least the 15 tokens of ", NULL},
-    {SCORE_CONFIG("\"vocab_size\": 14, \"max_position_embeddings\": 1023"), true, NULL, NULL, TEXT_ROW, NULL,
-     "max_position_embeddings: expected at least 1024 ", NULL},
+    {SCORE_CONFIG("\"vocab_size\": 14, \"max_position_embeddings\": 15"), true, NULL, NULL, TEXT_ROW, NULL,
+     "max_position_embeddings: expected at least 16 ", NULL},
     {"{\"architectures\": [\"LlamaForCausalLM\"], \"vocab_size\": 14}", true, NULL, NULL, TEXT_ROW, NULL,
      "architectures=[\"LlamaForCausalLM\"]", NULL},
     {SAME, true, NULL, NULL, TEXT_ROW, "reward.pattern=1", "reward.pattern: not a key of the reward 'auto'",
      NULL},
-    {SAME, true, NULL, "{{ raise_exception('no system turn') }}", CHAT_ROW, NULL,
-     "data.train_files: prompt 0, from 0 over all files", NULL},
+    {SAME, true, NULL, "{{ raise_exception('no system turn') }}", CHAT_ROW, NULL, "data.jsonl:1: ", NULL},
 };
 
 static void write_into(const char *dir, const char *name, const char *text)
@@ -415,6 +419,7 @@ static void check_reward_model(const struct reward_case *row, const char *tokeni
     char *const overrides[] = {
         rk_format("data.train_files=%s", data),
         rk_strdup(RK_JOB_MODEL "hf_config_path=" RK_TEST_SOURCE_DIR "/examples/digits/config.json"),
+        SHORT,
         rk_format(RK_JOB_MODEL "tokenizer_path=%s", tokenizer_path),
         rk_strdup(RK_JOB_MODEL "custom_chat_template='" POLICY_TEMPLATE "'"),
         rk_strdup(RK_JOB_REWARD_MODEL "enable=true"),
@@ -513,6 +518,7 @@ static void check_critic(const struct critic_case *row, const char *data)
     char *const overrides[] = {
         rk_format("data.train_files=%s", data),
         rk_strdup(RK_JOB_MODEL "hf_config_path=" RK_TEST_SOURCE_DIR "/examples/digits/config.json"),
+        SHORT,
         rk_strdup(RK_JOB_MODEL "tokenizer_path=" RK_TEST_SOURCE_DIR "/examples/digits/tokenizer.json"),
         rk_strdup("+reward.name=digits"),
         rk_strdup("algorithm.adv_estimator=gae"),
@@ -556,6 +562,72 @@ static void test_flow_inputs_critic_has_a_head_and_the_vocabulary(void **state)
     rk_free(data);
 }
 
+/* --- what is known before a daemon starts --- */
+
+static const struct {
+    const char *config, *row, *key, *message; /* the key: an override, or NULL; the message: of loading */
+    rk_code_t code;
+    bool is_models; /* rk_flow_check_models finds it, too */
+} early[] = {
+    {"{\"model_type\": \"gemma3\"}", "", NULL,
+     "model.path: config.json: model_type='gemma3' is not implemented, expected one of: llama, qwen2, ",
+     RK_UNIMPLEMENTED, true},
+    {"{\"model_type\": \"qwen3\", \"quantization_config\": {\"quant_method\": \"awq\"}}", "", NULL,
+     "quantization_config: quant_method='awq' is not implemented", RK_UNIMPLEMENTED, true},
+    {"{\"model_type\": \"llama\", \"max_position_embeddings\": 15}", "", NULL,
+     "config.json: max_position_embeddings: expected at least 16, which is data.max_prompt_length + "
+     "data.max_response_length, got 15",
+     RK_INVALID_ARGUMENT, true},
+    {"{\"vocab_size\": 13}", "{\"prompt\": \"2,4\"}\n{\"prompt\": \"2:\"}\n", NULL,
+     "early.jsonl:2: prompt: token 13, \":\", is beyond the model's vocab_size of 13 (config.json)",
+     RK_INVALID_ARGUMENT, false},
+    {"{}", "{\"prompt\": \"1\", \"answer\": 7}\n", NULL,
+     "early.jsonl:1: reward_model.ground_truth is missing; the row has prompt, answer", RK_INVALID_ARGUMENT,
+     false},
+    {"{}", "{\"prompt\": \"1\", \"reward_model\": {\"style\": \"rule\"}}\n", NULL,
+     "is missing; the row has prompt, reward_model; reward_model has style", RK_INVALID_ARGUMENT, false},
+    {"{\"max_position_embeddings\": 2}", "{\"prompt\": \"1\", \"response\": \"2,3\"}\n", "algorithm.type=sft",
+     "early.jsonl:1: the sequence has 4 tokens, max_position_embeddings of the model is 2",
+     RK_INVALID_ARGUMENT, false},
+};
+
+/* Goal: each is refused with its key, or with file and line, when the inputs of a run are read; what concerns
+ * the model by `config check`, too, which reads no data. */
+static void test_flow_inputs_refuse_what_is_known(void **state)
+{
+    char *dir = rk_test_temp_path("early"), *data = rk_test_temp_path("early.jsonl");
+    char *path = rk_test_fixture_path("../examples/digits/tokenizer.json"),
+         *tokenizer = rk_test_read_file(path, NULL);
+
+    (void)state;
+    assert_int_equal(mkdir(dir, 0755), 0);
+    put_file(dir, "tokenizer.json", tokenizer);
+    for (size_t i = 0; i < RK_ARRAY_LEN(early); i++) {
+        char *const overrides[] = {rk_format("data.train_files=%s", data),
+                                   rk_format(RK_JOB_MODEL "path=%s", dir), SHORT,
+                                   rk_strdup(early[i].key ? early[i].key : "+reward.name=digits")};
+        struct rk_flow_inputs inputs;
+        struct rk_config *job;
+
+        put_file(dir, "config.json", early[i].config);
+        rk_test_write_file(data, early[i].row, strlen(early[i].row));
+        assert_ok(rk_job_load(&job, NULL, (const char *const *)overrides, RK_ARRAY_LEN(overrides)));
+        print_message("  %s\n", early[i].message);
+        if (early[i].is_models)
+            assert_code(rk_flow_check_models(job, "/"), early[i].code);
+        else
+            assert_ok(rk_flow_check_models(job, "/"));
+        assert_fails(rk_flow_inputs_load(&inputs, job, "/"), early[i].code, early[i].message);
+        rk_config_destroy(job);
+        for (size_t k = 0; k < RK_ARRAY_LEN(overrides); k++)
+            rk_free(overrides[k]);
+    }
+    rk_free(tokenizer);
+    rk_free(path);
+    rk_free(data);
+    rk_free(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -566,6 +638,7 @@ int main(void)
         cmocka_unit_test(test_flow_inputs_topk_beyond_the_vocabulary_is_refused),
         cmocka_unit_test(test_flow_inputs_reward_model_has_a_head_and_tokens),
         cmocka_unit_test(test_flow_inputs_critic_has_a_head_and_the_vocabulary),
+        cmocka_unit_test(test_flow_inputs_refuse_what_is_known),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -336,9 +336,9 @@ static void check_layers_of(const char *const *changes, uint32_t role, const cha
 
     assert_ok(rk_json_parse(&config, text, strlen(text), "config.json", 0));
     if (message)
-        assert_fails(rk_flow_check_layers(job, role, config), RK_INVALID_ARGUMENT, message);
+        assert_fails(rk_flow_check_model(job, role, config), RK_INVALID_ARGUMENT, message);
     else
-        assert_ok(rk_flow_check_layers(job, role, config));
+        assert_ok(rk_flow_check_model(job, role, config));
     rk_json_free(config);
     rk_config_destroy(job);
 }

@@ -259,12 +259,9 @@ static struct rk_status *mixed_parse_config(struct rk_model_config *out, const s
     return NULL;
 }
 
-static const char *const mixed_model_types[] = {"mixed", NULL};
-
 const struct rk_model_family rk_test_mixed_family = {
     .name = "mixed",
     .abi = RK_FAMILY_ABI,
-    .hf_model_types = mixed_model_types,
     .parse_config = mixed_parse_config,
     .layer_kinds = layer_kinds,
 };

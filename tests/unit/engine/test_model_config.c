@@ -5,7 +5,9 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_hf_config.h"
 #include "base/rk_str.h"
+#include "engine/model/model_internal.h"
 #include "engine/nn/nn_internal.h"
 
 static struct rk_status *parse(struct rk_model_config *out, const char *members)
@@ -578,6 +580,24 @@ static void test_numerics_parse_of_names(void **state)
                  "numerics='Fast', expected fast or strict");
 }
 
+/* Goal: the driver knows no family that the engine does not have. */
+static void test_families_are_those_that_the_driver_knows(void **state)
+{
+    struct rk_status *st = rk_hf_model_type_check("other");
+    const char *at = strstr(rk_status_message(st), "one of: ");
+
+    (void)state;
+    assert_non_null(at);
+    for (at += strlen("one of: "); *at; at += strspn(at, ", ")) {
+        char *name = rk_strndup(at, strcspn(at, ","));
+
+        assert_non_null(rk_family_find(name));
+        at += strlen(name);
+        rk_free(name);
+    }
+    rk_status_free(st);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -596,6 +616,7 @@ int main(void)
         cmocka_unit_test(test_rope_keys_mean_the_same_in_transformers),
         cmocka_unit_test(test_rope_inv_freq_of_yarn_matches_published_values),
         cmocka_unit_test(test_rope_table_holds_cosines_of_fp32_angles),
+        cmocka_unit_test(test_families_are_those_that_the_driver_knows),
         cmocka_unit_test(test_numerics_parse_of_names),
     };
 
