@@ -25,6 +25,7 @@
 struct program {
     const char *name;
     struct rk_reward_process process;
+    struct rk_reward_messages messages;
     bool is_gone; /* it has closed its input or output */
 };
 
@@ -170,6 +171,8 @@ static struct rk_status *open_program(void **state, const struct rk_logger_confi
 
     program->name = config->name;
     snprintf(program->process.prefix, sizeof(program->process.prefix), "%s: ", config->name);
+    program->messages.name = config->name;
+    program->process.limit = &program->messages;
     st = start(program, config);
     *state = st ? NULL : program;
     if (st)

@@ -420,6 +420,7 @@ struct rk_status *rk_reward_pool_create(struct rk_reward_pool **out,
     struct rk_status *st = NULL;
 
     pool->config = *config;
+    pool->messages.name = "reward";
     pool->workers = rk_calloc((size_t)config->num_workers, sizeof(*pool->workers));
     for (int32_t i = 0; i < config->num_workers && !st; i++) {
         struct rk_reward_process *process = &pool->workers[i].process;

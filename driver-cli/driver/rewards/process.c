@@ -227,8 +227,8 @@ bool rk_reward_process_next_line(struct rk_reward_process *process, struct rk_st
 void rk_reward_messages_report(struct rk_reward_messages *limit)
 {
     if (limit->num_left_out > 0)
-        fprintf(stderr, "reward: %lld lines of standard error left out; %d KiB a second are copied\n",
-                (long long)limit->num_left_out, RK_REWARD_MESSAGES_RATE >> 10);
+        fprintf(stderr, "%s: %lld lines of standard error left out; %d KiB a second are copied\n",
+                limit->name, (long long)limit->num_left_out, RK_REWARD_MESSAGES_RATE >> 10);
     limit->num_left_out = 0;
 }
 

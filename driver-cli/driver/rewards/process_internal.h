@@ -17,6 +17,7 @@
 
 /* Shared by the processes of a reward. */
 struct rk_reward_messages {
+    const char *name;     /* whose lines they are: "reward" */
     double room_bytes;    /* that may be copied */
     int64_t filled_ns;    /* when that was computed; 0: never */
     int64_t num_left_out; /* lines since the last one that was copied */
