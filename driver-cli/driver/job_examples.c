@@ -37,6 +37,7 @@ static void check_examples(const struct rk_config *job, int32_t world_size, stru
                                              "data.filter_overlong_prompts", NULL};
     static const char *const of_batches[] = {RK_JOB_ACTOR "ppo_mini_batch_size", RK_JOB_ACTOR "ppo_epochs",
                                              NULL};
+    static const char *const of_classes[] = {"data.custom_cls.path", NULL};
     static const char *const of_prompts[] = {RK_JOB_ROLLOUT "n",
                                              RK_JOB_ACTOR "use_kl_loss",
                                              "algorithm.use_kl_in_reward",
@@ -52,6 +53,7 @@ static void check_examples(const struct rk_config *job, int32_t world_size, stru
     rk_job_refuse_keys(job, of_lengths, ": data.max_length bounds a sequence", problems);
     rk_job_refuse_keys(job, of_batches, ": a batch of data.train_batch_size rows is one optimizer step",
                        problems);
+    rk_job_refuse_keys(job, of_classes, ": its rows are those of data.train_files", problems);
     rk_job_refuse_keys(job, of_prompts, ", which generates nothing", problems);
     if (rk_config_real(job, RK_JOB_ROLLOUT "temperature") != 1.0)
         rk_str_appendf(problems, RK_JOB_ROLLOUT "temperature=%g: algorithm.type=%s trains at 1\n",

@@ -76,6 +76,8 @@ bool rk_job_has_reward_function(const struct rk_config *job);
 bool rk_job_reward_takes_columns(const struct rk_config *job);
 /* Tokens of a response with the full penalty of reward_manager dapo. */
 int64_t rk_job_overlong_max_len(const struct rk_config *job);
+/* A file of the user's Python, relative to `dir`, file:// or not; pkg://MODULE is unchanged. rk_free it. */
+char *rk_job_resolve_python(const char *path, const char *dir);
 /* Paths of the reward in a whole job; relative ones are relative to `dir`. */
 void rk_job_reward_make_absolute(struct rk_json *tree, const char *dir);
 /* The rule "reward". */

@@ -54,7 +54,15 @@ static void check_keys_of_examples(const struct rk_config *job, int32_t world_si
     rk_job_refuse_keys(job, keys, "", problems);
 }
 
+static void check_class(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    (void)world_size;
+    if (!rk_config_is_null(job, "data.custom_cls.path") && rk_config_is_null(job, "data.custom_cls.name"))
+        rk_str_append(problems, "data.custom_cls.path needs data.custom_cls.name, the class in the file\n");
+}
+
 const struct rk_job_rule rk_job_prompt_rules[] = {
+    {"dataset class", check_class, false},
     {"mini-batch", check_mini_batch, true},
     {"model length", check_model_len, false},
     {"keys of examples", check_keys_of_examples, false},

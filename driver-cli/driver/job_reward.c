@@ -49,15 +49,22 @@ struct rk_json *rk_job_reward(const struct rk_config *job)
     return reward;
 }
 
+char *rk_job_resolve_python(const char *path, const char *dir)
+{
+    if (rk_str_has_prefix(path, MODULE_FIRST))
+        return rk_strdup(path);
+    return rk_resolve_path(dir, rk_str_has_prefix(path, FILE_PREFIX) ? path + strlen(FILE_PREFIX) : path);
+}
+
 /* Resolves the path `key` of the tree in `dir`; modules and names of programs are unchanged. */
 static void make_absolute(struct rk_json *tree, const char *key, const char *dir, bool is_program)
 {
     const char *path = rk_json_as_string(rk_json_find_path(tree, key), NULL);
     char *full;
 
-    if (!path || rk_str_has_prefix(path, MODULE_FIRST) || (is_program && !strchr(path, '/')))
+    if (!path || (is_program && !strchr(path, '/')))
         return;
-    full = rk_resolve_path(dir, rk_str_has_prefix(path, FILE_PREFIX) ? path + strlen(FILE_PREFIX) : path);
+    full = rk_job_resolve_python(path, dir);
     rk_json_set_path(tree, key, rk_json_new_string(full));
     rk_free(full);
 }
@@ -73,6 +80,7 @@ void rk_job_reward_make_absolute(struct rk_json *tree, const char *dir)
     make_absolute(tree, "reward.token_file", dir, false);
     make_absolute(tree, NEW_PATH, dir, false);
     make_absolute(tree, OLD_PATH, dir, false);
+    make_absolute(tree, "data.custom_cls.path", dir, false);
 }
 
 int64_t rk_job_overlong_max_len(const struct rk_config *job)

@@ -2,10 +2,12 @@
  * reward, the estimator, models of roles), its sizes, and its part of the context. */
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_rng.h"
+#include "driver-cli/driver/data/class_rows_internal.h"
 #include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
@@ -53,6 +55,33 @@ struct dataset_keys {
     const char *files, *shuffle, *max_samples;
 };
 
+/* Replaces the files by one with the rows of data.custom_cls, which is removed after it was read. */
+static struct rk_status *apply_class(char ***files, const struct rk_flow_inputs *inputs,
+                                     const struct rk_config *job, const char *job_dir)
+{
+    const char *path = rk_config_string(job, "data.custom_cls.path");
+    bool has_python = !rk_config_is_null(job, "reward.python");
+    struct rk_class_rows rows = {
+        .python = has_python ? rk_config_string(job, "reward.python") : "python3",
+        .name = rk_config_string(job, "data.custom_cls.name"),
+        .files = (const char *const *)*files,
+        .config = rk_json_find(rk_config_tree(job), "data"),
+        .tokenizer_dir = inputs->tokenizer_dir,
+    };
+    char *full = rk_job_resolve_python(path, job_dir), *made;
+    struct rk_status *st;
+
+    rows.path = full;
+    st = rk_class_rows_write(&made, &rows);
+    rk_free(full);
+    if (st)
+        return RK_WRAP(st, "data.custom_cls");
+    rk_flow_files_free(*files);
+    *files = rk_calloc(2, sizeof(**files));
+    (*files)[0] = made;
+    return NULL;
+}
+
 static struct rk_status *load_dataset(struct rk_dataset **out, const struct rk_flow_inputs *inputs,
                                       const struct rk_config *job, const char *job_dir,
                                       const struct dataset_keys *keys)
@@ -72,12 +101,17 @@ static struct rk_status *load_dataset(struct rk_dataset **out, const struct rk_f
         .keep_messages = rk_job_wants_reward_model(job),
         .keep_columns = rk_job_reward_takes_columns(job),
     };
+    bool has_class = !rk_config_is_null(job, "data.custom_cls.path");
     char **files = NULL;
     struct rk_status *st;
 
     RK_TRY_GOTO(st, rk_flow_files(&files, job, keys->files, job_dir), out);
+    if (has_class)
+        RK_TRY_GOTO(st, apply_class(&files, inputs, job, job_dir), out);
     config.files = (const char *const *)files;
     st = rk_dataset_create(out, &config, inputs->tokenizer);
+    if (has_class && !st) /* else a message names it */
+        unlink(files[0]);
 out:
     rk_flow_files_free(files);
     return st ? RK_WRAP(st, "%s", keys->files) : NULL;
