@@ -20,6 +20,23 @@ struct options {
     uint32_t contents;
 };
 
+/* A part in another place would be refused by every load. */
+static struct rk_status *check_place(const struct rk_method_call *call, const struct options *options)
+{
+    char *step_dir = rk_path_dir(options->path);
+    int64_t step = options->global_step;
+    struct rk_status *st = NULL;
+
+    if (strcmp(options->name, call->role->name) != 0)
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "path '%s': expected a directory with the name of the role, '%s'",
+                     options->path, call->role->name);
+    else if (rk_ckpt_step_parse(step_dir, &step) && step != options->global_step)
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "path '%s': expected the step of global_step=%lld", options->path,
+                     (long long)options->global_step);
+    rk_free(step_dir);
+    return st;
+}
+
 static struct rk_status *read_options(const struct rk_method_call *call, struct options *out)
 {
     const struct rk_json *options = call->job->options;
@@ -39,7 +56,8 @@ static struct rk_status *read_options(const struct rk_method_call *call, struct 
                        "path '%s': expected an absolute path that ends with the name of a role", out->path);
     if (!out->check_only)
         RK_TRY(rk_update_check_no_gradients(call->role, "a checkpoint"));
-    return rk_model_check_contents(call->role->model, out->contents);
+    RK_TRY(rk_model_check_contents(call->role->model, out->contents));
+    return check_place(call, out);
 }
 
 /* The directory that the part will be in. */

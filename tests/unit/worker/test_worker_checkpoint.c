@@ -171,6 +171,10 @@ static void test_bad_options_are_refused(void **state)
         {"save_checkpoint", "{\"path\": \"/etc/x/actor\", \"global_step\": 1}", RK_PERMISSION_DENIED,
          "roots"},
         {"save_checkpoint", "{\"path\": \"actor\", \"global_step\": 1}", RK_INVALID_ARGUMENT, "absolute"},
+        {"save_checkpoint", "{\"path\": \"ROOT/x/critic\", \"global_step\": 1}", RK_INVALID_ARGUMENT,
+         "expected a directory with the name of the role, 'actor'"},
+        {"save_checkpoint", "{\"path\": \"ROOT/global_step_2/actor\", \"global_step\": 1}",
+         RK_INVALID_ARGUMENT, "expected the step of global_step=1"},
         {"save_checkpoint", "{\"path\": \"ROOT/x/\", \"global_step\": 1}", RK_INVALID_ARGUMENT, "role"},
         {"save_checkpoint", "{\"path\": \"ROOT/x/..\", \"global_step\": 1}", RK_INVALID_ARGUMENT, "role"},
         {"save_checkpoint", "{\"path\": \"ROOT/../x/actor\", \"global_step\": 1}", RK_PERMISSION_DENIED,
@@ -183,12 +187,12 @@ static void test_bad_options_are_refused(void **state)
          RK_INVALID_ARGUMENT, "contents: 'weights'"},
         {"save_checkpoint", "{\"path\": \"ROOT/x/actor\", \"global_step\": 1, \"contents\": []}",
          RK_INVALID_ARGUMENT, "contents"},
-        {"save_checkpoint", "{\"path\": \"ROOT/foreign\", \"global_step\": 1}", RK_ALREADY_EXISTS,
+        {"save_checkpoint", "{\"path\": \"ROOT/foreign/actor\", \"global_step\": 1}", RK_ALREADY_EXISTS,
          "is not a checkpoint of rankd"},
         {"load_checkpoint", "{\"path\": \"/etc\"}", RK_PERMISSION_DENIED, "roots"},
         {"load_checkpoint", "{\"path\": \"ROOT/absent\"}", RK_NOT_FOUND, "absent"},
         {"load_checkpoint", "{\"path\": \"ROOT/empty\"}", RK_NOT_FOUND, "incomplete"},
-        {"load_checkpoint", "{\"path\": \"ROOT/foreign\"}", RK_UNIMPLEMENTED, "verl"},
+        {"load_checkpoint", "{\"path\": \"ROOT/foreign/actor\"}", RK_UNIMPLEMENTED, "verl"},
         {"load_checkpoint", "{\"path\": \"ROOT/empty\", \"contents\": [\"model\", \"x\"]}",
          RK_INVALID_ARGUMENT, "contents: 'x'"},
     };
@@ -200,7 +204,10 @@ static void test_bad_options_are_refused(void **state)
     test_cluster_init_model(&cluster, "actor", "");
     assert_int_equal(mkdir(empty, 0777), 0);
     assert_int_equal(mkdir(foreign, 0777), 0);
-    file = rk_path_join(foreign, "model_world_size_2_rank_0.pt");
+    file = rk_path_join(foreign, "actor");
+    assert_int_equal(mkdir(file, 0777), 0);
+    rk_free(file);
+    file = rk_path_join(foreign, "actor/model_world_size_2_rank_0.pt");
     rk_test_write_file(file, "x", 1);
     rk_free(file);
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
