@@ -566,6 +566,7 @@ static void test_verl_keys_of_scripts_have_an_effect(void **state)
         {"trainer.test_freq=after_each_epoch", "trainer.test_after_each_epoch", "true"},
         {"trainer.save_freq=after_each_epoch", "trainer.save_after_each_epoch", "true"},
         {"reward_model.overlong_buffer.len=4096", "reward.reward_kwargs.overlong_buffer_cfg.len", "4096"},
+        {"reward_model.reward_manager=batch", "reward.reward_manager.name", "\"batch\""},
         {"reward.reward_manager.name=gdpo", "reward.reward_manager.name", "\"naive\""},
         {"reward_model.reward_manager=prime", "reward.reward_manager.name", "\"naive\""},
     };
