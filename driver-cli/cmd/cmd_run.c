@@ -337,6 +337,11 @@ static struct rk_status *add_advice(struct rk_run_command *run, struct rk_status
     struct rk_str text = {0};
     struct rk_status *all = st;
 
+    if (run->local && strcmp(rk_status_reason(st), "DETACHED") == 0) { /* they end with this process */
+        rk_status_free(st);
+        return RK_FAIL(RK_CANCELLED,
+                       "interrupted twice: the daemons of --local are stopped without saving the model");
+    }
     if (st && run->local)
         rk_local_describe_deaths(run->local, &advice);
     else if (strcmp(rk_status_reason(st), "PEER_LOST") == 0)
