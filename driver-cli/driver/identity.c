@@ -1,9 +1,11 @@
 #include "driver-cli/driver/identity_internal.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
@@ -12,7 +14,8 @@
 #include "base/rk_str.h"
 #include "driver-cli/driver/files_internal.h"
 
-#define FILES_MAX 16 /* drivers of one user and host at the same time that keep an identity */
+#define NAME_BYTES 12 /* of the digest of the addresses */
+#define OLD_S      (30 * 24 * 3600LL)
 
 /* Locked, and accessible only to this user; -1 when another driver has it, or it cannot be opened. */
 static int lock_file(const char *path)
@@ -41,28 +44,60 @@ static bool share_key(struct rk_identity *identity, int fd)
     return pwrite(fd, identity->key, sizeof(identity->key), 0) == (ssize_t)sizeof(identity->key);
 }
 
-static void keep_in(struct rk_identity *identity, const char *dir)
+/* The same for every order of the addresses. */
+static void name_of_addresses(char out[2 * NAME_BYTES + 1], const char *const *addresses, int32_t count)
 {
-    char host[256] = {0};
+    uint8_t digest[RK_SHA256_BYTES], sum[RK_SHA256_BYTES] = {0};
+
+    for (int32_t i = 0; i < count; i++) {
+        rk_sha256_of(addresses[i], strlen(addresses[i]), digest);
+        for (size_t j = 0; j < sizeof(sum); j++)
+            sum[j] ^= digest[j];
+    }
+    rk_hex(sum, NAME_BYTES, out);
+}
+
+static void keep_in(struct rk_identity *identity, const char *dir, const char *const *addresses,
+                    int32_t count)
+{
+    char host[256] = {0}, daemons[2 * NAME_BYTES + 1], *text, *name, *path;
+    int fd;
 
     if (gethostname(host, sizeof(host) - 1) != 0)
         return;
-    for (int i = 0; i < FILES_MAX && identity->fd < 0; i++) {
-        char *text = rk_format("driver-%s-%d.key", host, i);
-        char *name = rk_file_name_of(text), *path = rk_path_join(dir, name);
-        int fd = lock_file(path);
-
-        if (fd >= 0 && share_key(identity, fd))
-            identity->fd = fd;
-        else if (fd >= 0)
-            close(fd);
-        rk_free(path);
-        rk_free(name);
-        rk_free(text);
-    }
+    name_of_addresses(daemons, addresses, count);
+    text = rk_format("driver-%s-%s.key", host, daemons);
+    name = rk_file_name_of(text);
+    path = rk_path_join(dir, name);
+    fd = lock_file(path);
+    if (fd >= 0 && share_key(identity, fd))
+        identity->fd = fd;
+    else if (fd >= 0)
+        close(fd);
+    rk_free(path);
+    rk_free(name);
+    rk_free(text);
 }
 
-struct rk_status *rk_identity_open(struct rk_identity *out, const char *dir)
+/* Keys of daemons that nobody has driven for a month: their leases are over. */
+static void remove_old(const char *dir_path)
+{
+    DIR *dir = opendir(dir_path);
+    struct dirent *entry;
+    struct stat info;
+
+    while (dir && (entry = readdir(dir)) != NULL) {
+        if (rk_str_has_prefix(entry->d_name, "driver-") && rk_str_has_suffix(entry->d_name, ".key") &&
+            fstatat(dirfd(dir), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+            time(NULL) - info.st_mtime > OLD_S)
+            unlinkat(dirfd(dir), entry->d_name, 0);
+    }
+    if (dir)
+        closedir(dir);
+}
+
+struct rk_status *rk_identity_open(struct rk_identity *out, const char *dir, const char *const *addresses,
+                                   int32_t num_addresses)
 {
     struct rk_status *st;
 
@@ -71,10 +106,14 @@ struct rk_status *rk_identity_open(struct rk_identity *out, const char *dir)
     if (!dir)
         return NULL;
     st = rk_make_dirs(dir);
-    if (st)
+    if (st) {
         RK_IGNORE(st, "without the directory the identity ends with this process");
-    else
-        keep_in(out, dir);
+        return NULL;
+    }
+    remove_old(dir);
+    keep_in(out, dir, addresses, num_addresses);
+    if (out->fd >= 0)
+        (void)futimens(out->fd, NULL); /* it is in use */
     return NULL;
 }
 

@@ -424,11 +424,19 @@ static int64_t backoff_ms(void)
 
 static struct rk_status *take_identity(struct rk_driver *driver)
 {
+    const char **addresses;
+    struct rk_status *st;
+
     if (driver->has_identity)
         return NULL;
-    RK_TRY(rk_identity_open(&driver->identity, driver->identity_dir));
-    driver->has_identity = true;
-    return NULL;
+    addresses = rk_calloc((size_t)driver->num_clients, sizeof(*addresses));
+
+    for (int32_t i = 0; i < driver->num_clients; i++)
+        addresses[i] = driver->clients[i].address;
+    st = rk_identity_open(&driver->identity, driver->identity_dir, addresses, driver->num_clients);
+    driver->has_identity = st == NULL;
+    rk_free(addresses);
+    return st;
 }
 
 struct rk_status *rk_driver_claim(struct rk_driver *driver)

@@ -141,11 +141,54 @@ static void test_rankctl_resumes_after_a_kill(void **state)
     stop_group(&group);
 }
 
+static struct rk_proc *start_endless_run(const char *hosts, const char *dir)
+{
+    struct rk_proc *proc =
+        start_rankctl((const char *const[]){"run", TINY_JOB, "--hosts", hosts, "--run-dir", dir, TINY,
+                                            "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1",
+                                            "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+                                            "trainer.total_training_steps=100000", NULL});
+
+    wait_stderr(proc, "step 1/", 60000);
+    return proc;
+}
+
+/* Goal: the same beside other runs of the user: of two runs the first ends, the second is killed and started
+ * again at once; and while a run drives its daemons, a second rankctl of the user does not get them. */
+static void test_rankctl_resumes_beside_others(void **state)
+{
+    struct rk_proc *daemons[2] = {start_daemon(NULL), start_daemon(NULL)}, *runs[2];
+    const char *call[] = {"call", "actor.get_mesh_info", "--hosts", rk_proc_address(daemons[1]), NULL};
+    struct outcome outcome;
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        char *dir = new_run_dir();
+
+        runs[i] = start_endless_run(rk_proc_address(daemons[i]), dir);
+        rk_free(dir);
+    }
+    outcome = run_rankctl(call);
+    assert_exit(&outcome, 4);
+    outcome_fini(&outcome);
+    rk_proc_signal(runs[0], SIGINT);
+    outcome = finish_rankctl(runs[0], 60000);
+    assert_exit(&outcome, -SIGINT);
+    outcome_fini(&outcome);
+    rk_proc_destroy(runs[1]); /* kills it */
+    outcome = run_rankctl(call);
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    for (int i = 0; i < 2; i++)
+        rk_proc_destroy(daemons[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_driver_claims_a_lost_daemon_again),
         cmocka_unit_test(test_rankctl_resumes_after_a_kill),
+        cmocka_unit_test(test_rankctl_resumes_beside_others),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
