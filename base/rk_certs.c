@@ -39,7 +39,7 @@ static bool is_dns_name(const char *name)
         if (is_dot && (c == name || c[1] == '.'))
             return false;
     }
-    return *name != '\0';
+    return *name != '\0' && *name != '-'; /* which a program would take for an option */
 }
 
 static bool is_uri(const char *name)

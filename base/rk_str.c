@@ -341,3 +341,21 @@ bool rk_parse_duration_ms(const char *text, int64_t *out)
 
     return parse_with_unit(text, units, RK_ARRAY_LEN(units), out);
 }
+
+char *rk_str_printable(const char *text, const char *kept)
+{
+    struct rk_str out = {0};
+
+    rk_str_append(&out, "");
+    for (const char *c = text; *c; c++) {
+        int control_bytes = strchr(kept, *c) ? 0 : rk_utf8_control_bytes(c);
+
+        if (control_bytes == 0) {
+            rk_str_append_bytes(&out, c, 1);
+            continue;
+        }
+        c += control_bytes - 1; /* the last byte tells which one it is */
+        rk_str_appendf(&out, "\\x%02x", (unsigned char)*c);
+    }
+    return rk_str_take(&out);
+}

@@ -83,9 +83,17 @@ static void make_bio_method(void)
 static void describe_names(struct rk_tls_conn *conn, X509 *cert)
 {
     char *names = rk_tls_names_of(cert, ", ");
+    bool has_alternative_names = X509_get_ext_by_NID(cert, NID_subject_alt_name, -1) >= 0;
 
-    snprintf(conn->verify_error, sizeof(conn->verify_error), "its certificate is for %.160s, not for %.80s",
-             *names ? names : "no name", conn->host);
+    if (has_alternative_names)
+        snprintf(conn->verify_error, sizeof(conn->verify_error),
+                 "its certificate is for %.160s, not for %.80s", *names ? names : "no name", conn->host);
+    else
+        snprintf(
+            conn->verify_error, sizeof(conn->verify_error),
+            "its certificate has no subject alternative name, only the common name '%.60s', which does not "
+            "count; issue one with subjectAltName %.80s",
+            names, conn->host);
     rk_free(names);
 }
 

@@ -89,6 +89,12 @@ struct rk_rpc_metrics *rk_call_metrics(const struct rk_call *call);
 /* Starts RECV_CLOSE in a batch of its own: the notice that the peer has disconnected. Streams on G when they
  * arrive, unary calls on L when the answer is deferred; the others get it with their answer, in one batch. */
 void rk_call_watch_close(struct rk_call *call);
+/* Messages arrive as they were sent: decompression is off. */
+static inline bool rk_message_is_compressed(const grpc_byte_buffer *message)
+{
+    return message && message->data.raw.compression != GRPC_COMPRESS_NONE;
+}
+
 /* Starts a batch whose return is counted; L. */
 void rk_call_start(struct rk_call *call, rk_call_op_kind_t kind, const grpc_op *ops, size_t num_ops);
 

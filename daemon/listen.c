@@ -156,24 +156,6 @@ static socklen_t make_address(const struct rk_listen *listen, struct sockaddr_st
     return sizeof(*v6);
 }
 
-/* A file that is not a socket would make the bind fail; a socket (whose owner, if it runs, holds the lock
- * next to it) is replaced. */
-static struct rk_status *probe_unix_path(const struct rk_listen *listen)
-{
-    const char *path = listen->name;
-    char *dir = rk_path_dir(path);
-    struct rk_status *st = NULL;
-    struct stat info;
-
-    if (access(dir, W_OK | X_OK) != 0)
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s: cannot create a socket in '%s': %s", listen->key, dir,
-                     strerror(errno));
-    else if (lstat(path, &info) == 0 && !S_ISSOCK(info.st_mode))
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s: '%s' exists and is not a socket", listen->key, path);
-    rk_free(dir);
-    return st;
-}
-
 static struct rk_status *fail_bind(const struct rk_listen *listen, int error)
 {
     char *text = rk_listen_format(listen, listen->port);
@@ -186,6 +168,41 @@ static struct rk_status *fail_bind(const struct rk_listen *listen, int error)
         st = RK_FAIL(error == EADDRNOTAVAIL ? RK_UNAVAILABLE : RK_INVALID_ARGUMENT,
                      "%s: cannot listen on %s: %s", listen->key, text, strerror(error));
     rk_free(text);
+    return st;
+}
+
+/* Whether a program listens on that socket: an orphan refuses connections. A socket that this process must
+ * not connect to may have an owner. */
+static bool has_listener(const struct rk_listen *listen)
+{
+    struct sockaddr_storage address;
+    socklen_t address_bytes = make_address(listen, &address);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    bool has = fd >= 0 && (connect(fd, (struct sockaddr *)&address, address_bytes) == 0 ||
+                           (errno != ECONNREFUSED && errno != ENOENT));
+
+    if (fd >= 0)
+        close(fd);
+    return has;
+}
+
+/* A file that is not a socket would make the bind fail; a socket is replaced unless a program listens on it.
+ */
+static struct rk_status *probe_unix_path(const struct rk_listen *listen)
+{
+    const char *path = listen->name;
+    char *dir = rk_path_dir(path);
+    struct rk_status *st = NULL;
+    struct stat info;
+
+    if (access(dir, W_OK | X_OK) != 0)
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s: cannot create a socket in '%s': %s", listen->key, dir,
+                     strerror(errno));
+    else if (lstat(path, &info) == 0 && !S_ISSOCK(info.st_mode))
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s: '%s' exists and is not a socket", listen->key, path);
+    else if (has_listener(listen))
+        st = fail_bind(listen, EADDRINUSE);
+    rk_free(dir);
     return st;
 }
 

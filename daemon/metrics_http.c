@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <microhttpd.h>
@@ -11,6 +12,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_log.h"
 #include "base/rk_thread.h"
+#include "base/rk_time.h"
 
 #define PATH             "/metrics"
 #define CONTENT_TYPE     "text/plain; version=0.0.4; charset=utf-8"
@@ -21,9 +23,13 @@ struct rk_metrics_http {
     struct rk_metrics_http_config config;
     char *address, *unix_path; /* unix_path NULL: none to remove */
     struct MHD_Daemon *core;
-    pthread_mutex_t lock; /* guards the two below, and the time between suspending and asking */
+    pthread_mutex_t lock; /* guards all below, and the time between suspending and asking */
     bool is_stopping;
     int num_waiting; /* for L */
+    struct peer {
+        int fd;           /* -1: no connection */
+        int64_t begun_ns; /* of its connection or, from the second request on, of its last answer */
+    } peers[RK_METRICS_CONNECTIONS_MAX];
 };
 
 /* A scrape that waits for its text. Owned by the thread, except while L makes the text. */
@@ -118,16 +124,60 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, 
 static void on_completed(void *arg, struct MHD_Connection *connection, void **user,
                          enum MHD_RequestTerminationCode why)
 {
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    struct rk_metrics_http *http = arg;
     struct scrape *scrape = *user;
 
-    (void)arg;
-    (void)connection;
     (void)why;
+    if (info && info->socket_context) {
+        pthread_mutex_lock(&http->lock);
+        ((struct peer *)info->socket_context)->begun_ns = rk_time_now_ns();
+        pthread_mutex_unlock(&http->lock);
+    }
     *user = NULL;
     if (!scrape)
         return;
     rk_str_fini(&scrape->text);
     rk_free(scrape);
+}
+
+/* libmicrohttpd's own time limit counts from the last byte: a peer that sends one from time to time would
+ * keep its place. */
+static void on_connection(void *arg, struct MHD_Connection *connection, void **user,
+                          enum MHD_ConnectionNotificationCode code)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    struct rk_metrics_http *http = arg;
+
+    pthread_mutex_lock(&http->lock);
+    if (code == MHD_CONNECTION_NOTIFY_CLOSED && *user) {
+        *(struct peer *)*user = (struct peer){.fd = -1};
+        *user = NULL;
+    }
+    for (int i = 0; code == MHD_CONNECTION_NOTIFY_STARTED && info && !*user && i < RK_METRICS_CONNECTIONS_MAX;
+         i++) {
+        if (http->peers[i].fd < 0) {
+            http->peers[i] = (struct peer){.fd = info->connect_fd, .begun_ns = rk_time_now_ns()};
+            *user = &http->peers[i];
+        }
+    }
+    pthread_mutex_unlock(&http->lock);
+}
+
+void rk_metrics_http_tick(struct rk_metrics_http *http)
+{
+    int64_t now_ns = rk_time_now_ns();
+
+    pthread_mutex_lock(&http->lock);
+    for (int i = 0; i < RK_METRICS_CONNECTIONS_MAX; i++) {
+        struct peer *peer = &http->peers[i];
+
+        if (peer->fd >= 0 && now_ns - peer->begun_ns > RK_METRICS_TIMEOUT_S * 1000000000LL)
+            shutdown(peer->fd, SHUT_RDWR); /* the library closes it */
+    }
+    pthread_mutex_unlock(&http->lock);
 }
 
 static void on_log(void *arg, const char *format, va_list args)
@@ -159,12 +209,15 @@ struct rk_status *rk_metrics_http_create(struct rk_metrics_http **out,
     if (listen->is_unix && !listen->is_abstract)
         http->unix_path = rk_strdup(listen->name);
     pthread_mutex_init(&http->lock, NULL);
+    for (int i = 0; i < RK_METRICS_CONNECTIONS_MAX; i++)
+        http->peers[i].fd = -1;
     http->core = MHD_start_daemon(
         MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0,
         NULL, NULL, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL, MHD_OPTION_LISTEN_SOCKET, fd,
         MHD_OPTION_CONNECTION_LIMIT, RK_METRICS_CONNECTIONS_MAX, MHD_OPTION_CONNECTION_TIMEOUT,
         RK_METRICS_TIMEOUT_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
-        MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL, MHD_OPTION_END);
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, http, MHD_OPTION_NOTIFY_CONNECTION, on_connection, http,
+        MHD_OPTION_END);
     if (!http->core) {
         close(fd);
         rk_metrics_http_destroy(http);

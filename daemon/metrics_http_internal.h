@@ -11,7 +11,7 @@
 #include "daemon/loop_internal.h"
 
 #define RK_METRICS_CONNECTIONS_MAX 16
-#define RK_METRICS_TIMEOUT_S       5 /* of an idle connection */
+#define RK_METRICS_TIMEOUT_S       5 /* of a request with its answer, and of an idle connection */
 
 struct rk_metrics_http;
 
@@ -25,6 +25,8 @@ struct rk_metrics_http_config {
 /* Binds, listens and starts the thread. Reason ADDRESS_IN_USE when another process has the address. */
 struct rk_status *rk_metrics_http_create(struct rk_metrics_http **out,
                                          const struct rk_metrics_http_config *config) RK_NODISCARD;
+/* L, regularly: closes connections whose request takes too long. */
+void rk_metrics_http_tick(struct rk_metrics_http *http);
 /* L, when the loop has ended: answers waiting scrapes, and ends the thread. NULL is a no-op. */
 void rk_metrics_http_destroy(struct rk_metrics_http *http);
 /* In the form that clients accept. Borrowed. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include <grpc/byte_buffer.h>
+#include <grpc/compression.h>
 #include <grpc/slice.h>
 
 #include "base/rk_alloc.h"
@@ -323,6 +324,18 @@ void rk_call_answer(struct rk_call *call, struct rk_status *st, const struct rk_
     settle(call);
 }
 
+/* gRPC adds grpc-accept-encoding: identity to the answer. */
+static struct rk_status *refuse_compression(const grpc_byte_buffer *message)
+{
+    const char *name = "unknown";
+
+    if (!rk_message_is_compressed(message))
+        return NULL;
+    grpc_compression_algorithm_name(message->data.raw.compression, &name);
+    return RK_FAIL(RK_UNIMPLEMENTED, "the message is compressed (grpc-encoding: %s), expected identity",
+                   name);
+}
+
 static struct rk_status *handle_unary(struct rk_call *call, grpc_byte_buffer *message, struct rk_str *reply)
 {
     struct rk_bytes request;
@@ -346,7 +359,10 @@ static void on_read(struct rk_call *call)
         grpc_byte_buffer_destroy(message);
         return;
     }
-    if (call->rpc->kind != RK_RPC_UNARY) {
+    st = refuse_compression(message);
+    if (st) {
+        finish(call, st, NULL);
+    } else if (call->rpc->kind != RK_RPC_UNARY) {
         call->handler->on_message(call, message);
     } else {
         st = handle_unary(call, message, &reply);

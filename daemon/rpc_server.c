@@ -76,7 +76,7 @@ static void on_batch_queue(struct rk_server_tag *tag, bool ok)
     if (op->kind == RK_CALL_READ && call->message)
         rk_call_metrics(call)->received_bytes += grpc_byte_buffer_length(call->message);
     if (op->kind == RK_CALL_READ && call->message && call->handler->consume &&
-        call->handler->consume(call, call->message)) {
+        !rk_message_is_compressed(call->message) && call->handler->consume(call, call->message)) {
         grpc_op read = {.op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &call->message};
         grpc_call_error error;
 

@@ -62,6 +62,8 @@ void rk_daemon_on_tick(void *user)
     rk_server_tick(daemon->server);
     if (daemon->health_server)
         rk_server_tick(daemon->health_server);
+    if (daemon->metrics_http)
+        rk_metrics_http_tick(daemon->metrics_http);
     rk_drain_tick(daemon);
     tick_watchdog(daemon);
     (void)rk_batch_trim_memory(KEPT_MEMORY_MS);

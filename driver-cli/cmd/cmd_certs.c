@@ -140,7 +140,8 @@ static struct rk_status *usage_of(struct rk_status *st)
 
 static struct rk_status *add_hosts(struct certs *certs, const char *list)
 {
-    struct rk_status *st = NULL;
+    struct rk_status *st =
+        *list ? NULL : RK_FAIL(RK_INVALID_ARGUMENT, "expected a list of hosts, got an empty text");
 
     while (*list && !st) {
         size_t bytes = rk_hosts_term_bytes(list);

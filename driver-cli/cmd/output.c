@@ -44,20 +44,7 @@ struct rk_json *rk_cli_hex(const void *data, size_t bytes)
 
 char *rk_cli_printable(const char *text)
 {
-    struct rk_str out = {0};
-
-    rk_str_append(&out, "");
-    for (const char *c = text; *c; c++) {
-        int control_bytes = *c == '\n' ? 0 : rk_utf8_control_bytes(c);
-
-        if (control_bytes == 0) {
-            rk_str_append_bytes(&out, c, 1);
-            continue;
-        }
-        c += control_bytes - 1; /* the last byte tells which one it is */
-        rk_str_appendf(&out, "\\x%02x", (unsigned char)*c);
-    }
-    return rk_str_take(&out);
+    return rk_str_printable(text, "\n");
 }
 
 void rk_table_init(struct rk_table *table, int num_columns, const char *const *titles)

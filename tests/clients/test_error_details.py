@@ -119,6 +119,16 @@ class Details(unittest.TestCase):
         self.assertTrue(0 < details["RetryInfo"].retry_delay.ToMilliseconds() <= 20000)
         self.assertNotIn("BadRequest", details)
 
+    def test_compressed_messages_are_refused(self):
+        """With the code that tells a client to send it again without compression."""
+        for compression, name in ((grpc.Compression.Gzip, "gzip"), (grpc.Compression.Deflate, "deflate")):
+            with grpc.insecure_channel(self.daemon.address, compression=compression) as channel:
+                call = channel.unary_unary("/rankd.v1.Worker/AcquireLease")
+                with self.assertRaises(grpc.RpcError) as raised:
+                    call(b"\x0a\xa0\x1f" + b"x" * 4000, metadata=bearer("admin"))
+            self.assertEqual(raised.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
+            self.assertIn(f"grpc-encoding: {name}), expected identity", raised.exception.details())
+
     def test_what_no_wait_mends_has_no_retry(self):
         for metadata, code, reason in (((), grpc.StatusCode.UNAUTHENTICATED, "TOKEN"),
                                        (bearer("viewer"), grpc.StatusCode.PERMISSION_DENIED, "ROLE")):

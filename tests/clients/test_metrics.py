@@ -194,6 +194,22 @@ class Peers(unittest.TestCase):
         for peer in peers:
             peer.close()
 
+    def test_slow_requests_hold_no_places(self):
+        """Peers that send a byte from time to time lose their place 5 s after they came."""
+        slow = [self.connect() for _ in range(16)]
+        end = time.monotonic() + 8
+        while time.monotonic() < end:
+            for peer in slow:
+                try:
+                    peer.send(b"G")
+                except OSError:
+                    pass
+            time.sleep(1)
+        for _ in range(4):
+            self.assertIn("rankd_state", scrape(self.daemon))
+        for peer in slow:
+            peer.close()
+
     def test_the_daemon_ends_under_scrapes(self):
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             def again(_):

@@ -141,12 +141,15 @@ static void print_validation(struct console *console, int64_t step, const struct
 {
     for (void *it = rk_json_iter(metrics); it; it = rk_json_iter_next(metrics, it)) {
         const char *name = rk_json_iter_key(it);
+        char *shown;
 
         if (!rk_run_is_validation(name))
             continue;
         end_line(console);
-        fprintf(console->out, "step %lld  %s %.4f\n", (long long)step, name,
+        shown = rk_str_printable(name, ""); /* it contains a data_source */
+        fprintf(console->out, "step %lld  %s %.4f\n", (long long)step, shown,
                 rk_json_as_real(rk_json_iter_value(it), NAN));
+        rk_free(shown);
     }
 }
 

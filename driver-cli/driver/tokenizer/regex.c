@@ -127,6 +127,20 @@ static bool find_literal(struct rk_matches *matches)
     return true;
 }
 
+static struct rk_status *match_error(int rc)
+{
+    PCRE2_UCHAR text[128] = "";
+
+    if (rc == PCRE2_ERROR_MATCHLIMIT || rc == PCRE2_ERROR_DEPTHLIMIT || rc == PCRE2_ERROR_HEAPLIMIT)
+        return RK_FAIL(
+            RK_RESOURCE_EXHAUSTED,
+            "matching the regular expression took more steps than the limit for a text of this length; the "
+            "expression backtracks too much (nested repetitions such as (a+)+), use a simpler one");
+    pcre2_get_error_message(rc, text, sizeof(text));
+    return RK_FAIL(RK_RESOURCE_EXHAUSTED, "matching the regular expression failed: %s (PCRE2 error %d)",
+                   (const char *)text, rc);
+}
+
 static struct rk_status *find_pattern(struct rk_matches *matches, bool *is_found)
 {
     const struct rk_matcher *matcher = matches->matcher;
@@ -142,7 +156,7 @@ static struct rk_status *find_pattern(struct rk_matches *matches, bool *is_found
     if (rc == PCRE2_ERROR_NOMATCH)
         return NULL;
     if (rc < 0)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "matching failed (PCRE2 error %d)", rc);
+        return match_error(rc);
     matches->begin = range[0];
     matches->end = range[1];
     return NULL;

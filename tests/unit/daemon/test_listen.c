@@ -162,6 +162,7 @@ static void test_rk_listen_probe_returns_the_reason(void **state)
     struct sockaddr_un taken = {.sun_family = AF_UNIX, .sun_path = "\0rankd-probe-test"};
     socklen_t taken_bytes = (socklen_t)(sizeof(taken.sun_family) + 1 + strlen(taken.sun_path + 1));
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int again, port;
     char *path = rk_test_temp_path("file"), *text;
     struct rk_listen listen;
     struct rk_status *st;
@@ -186,6 +187,20 @@ static void test_rk_listen_probe_returns_the_reason(void **state)
     assert_fails(rk_listen_probe(&listen), RK_INVALID_ARGUMENT, "not a socket");
     unlink(path);
     assert_ok(rk_listen_probe(&listen));
+
+    /* a socket on which another program listens, and the same when that has ended */
+    assert_ok(rk_listen_open(&fd, &port, &listen, 1));
+    assert_true(fd >= 0);
+    st = rk_listen_probe(&listen);
+    assert_string_equal(rk_status_reason(st), "ADDRESS_IN_USE");
+    assert_non_null(strstr(rk_status_message(st), path));
+    rk_status_free(st);
+    st = rk_listen_open(&again, &port, &listen, 1);
+    assert_string_equal(rk_status_reason(st), "ADDRESS_IN_USE");
+    rk_status_free(st);
+    close(fd);
+    assert_ok(rk_listen_open(&again, &port, &listen, 1));
+    close(again);
     rk_free(text);
     rk_free(path);
 }

@@ -157,6 +157,26 @@ static void test_resolve_elsewhere_is_refused(void **state)
 }
 
 /* Goal: relative paths are refused, since their base is ambiguous. */
+/* Goal: names that no file system takes, and new ones that a terminal would interpret, are refused by what is
+ * wrong with them, escaped. */
+static void test_resolve_bad_names_are_refused(void **state)
+{
+    char *const roots[] = {root, NULL};
+    char name[257], *actual, *path;
+
+    (void)state;
+    memset(name, 'x', sizeof(name) - 1);
+    name[sizeof(name) - 1] = '\0';
+    path = rk_format("%s/%s", root, name);
+    assert_fails(rk_path_resolve(&actual, roots, path, RK_PATH_RESOLVE_CREATE), RK_INVALID_ARGUMENT,
+                 "a name in it has 256 bytes, expected at most 255");
+    rk_free(path);
+    path = rk_format("%s/a\033[2Jb", root);
+    assert_fails(rk_path_resolve(&actual, roots, path, RK_PATH_RESOLVE_CREATE), RK_INVALID_ARGUMENT,
+                 "a\\x1b[2Jb': has a control character");
+    rk_free(path);
+}
+
 static void test_resolve_relative_path_is_refused(void **state)
 {
     static const char *const paths[] = {"a", "./a", "..", ""};
@@ -191,6 +211,7 @@ int main(void)
         cmocka_unit_test(test_resolve_root_that_is_a_link),
         cmocka_unit_test(test_resolve_second_root),
         cmocka_unit_test(test_resolve_elsewhere_is_refused),
+        cmocka_unit_test(test_resolve_bad_names_are_refused),
         cmocka_unit_test(test_resolve_relative_path_is_refused),
         cmocka_unit_test(test_resolve_without_roots_is_refused),
     };
