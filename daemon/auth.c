@@ -12,6 +12,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
 #include "base/rk_hash.h"
+#include "base/rk_secret.h"
 #include "base/rk_str.h"
 #include "proto/limits.h"
 
@@ -209,6 +210,28 @@ struct rk_status *rk_auth_create(struct rk_auth **out, const char *path)
     if (st) {
         rk_auth_destroy(auth);
         return RK_WRAP(st, "rpc.token_file '%s'", path);
+    }
+    *out = auth;
+    return NULL;
+}
+
+struct rk_status *rk_auth_create_generated(struct rk_auth **out, const char *path)
+{
+    struct rk_auth *auth = rk_calloc(1, sizeof(*auth));
+    char *line = NULL;
+    struct rk_status *st = rk_make_token(&line);
+
+    *out = NULL;
+    if (!st)
+        st = parse_lines(auth, line, strlen(line));
+    if (!st)
+        st = rk_write_secret(path, line, 0640);
+    if (line)
+        explicit_bzero(line, strlen(line));
+    rk_free(line);
+    if (st) {
+        rk_auth_destroy(auth);
+        return st;
     }
     *out = auth;
     return NULL;

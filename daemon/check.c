@@ -77,6 +77,32 @@ void rk_settings_warn_roots(const struct rk_settings *settings)
     }
 }
 
+bool rk_settings_generates_token(const struct rk_settings *settings)
+{
+    return settings->runtime_dir && !settings->token_file && !settings->is_insecure &&
+           settings->listen.is_local && !settings->asks_certificates;
+}
+
+char *rk_settings_generated_token(const struct rk_settings *settings)
+{
+    return rk_path_join(settings->runtime_dir, "token");
+}
+
+/* As of an abstract socket (rk_listen_check_policy), but 127.0.0.1 is the default, for a first try on one's
+ * own machine. */
+void rk_settings_warn_open(const struct rk_settings *settings)
+{
+    const struct rk_listen *listen = &settings->listen;
+
+    if (listen->is_unix || !listen->is_local || settings->token_file || settings->is_insecure ||
+        settings->asks_certificates || rk_settings_generates_token(settings))
+        return;
+    RK_WARN("rpc.listen: every local user can connect to %s:%d and has all rights; set rpc.token_file, use a "
+            "Unix "
+            "socket, or pass --insecure (rpc.insecure)",
+            listen->host, listen->port);
+}
+
 struct rk_status *rk_daemon_config_check(const struct rk_config *config)
 {
     struct rk_problems problems = {0};
@@ -90,6 +116,7 @@ struct rk_status *rk_daemon_config_check(const struct rk_config *config)
     rk_log_set_level(RK_LOG_WARN);
     rk_log_set_format(RK_LOG_TEXT);
     rk_settings_warn_roots(&settings);
+    rk_settings_warn_open(&settings);
     rk_problems_add(&problems, rk_config_origin(config, "rpc.token_file"), check_tokens(&settings));
     rk_problems_add(&problems, rk_config_origin(config, "rpc.tls_cert"), check_tls(&settings));
     rk_problems_add(&problems, NULL, check_directory("RUNTIME_DIRECTORY", settings.runtime_dir));

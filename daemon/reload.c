@@ -43,29 +43,40 @@ struct rk_status *rk_daemon_load_settings(struct rk_daemon *daemon)
                 "rpc.token_file",
                 daemon->settings.listen.host);
     rk_settings_warn_roots(&daemon->settings);
-    RK_TRY(rk_auth_create(&daemon->auth, daemon->settings.token_file));
+    if (!rk_settings_generates_token(&daemon->settings))
+        RK_TRY(rk_auth_create(&daemon->auth, daemon->settings.token_file));
     return rk_daemon_tls_create(&daemon->tls, &daemon->settings);
 }
 
+static void use_auth(struct rk_daemon *daemon, struct rk_auth *auth)
+{
+    rk_server_set_auth(daemon->server, auth);
+    if (daemon->health_server)
+        rk_server_set_auth(daemon->health_server, auth);
+    rk_auth_destroy(daemon->auth);
+    daemon->auth = auth;
+}
+
+/* A token that the daemon has made stays valid until it ends, or another file is configured. */
 static struct rk_status *reload(struct rk_daemon *daemon)
 {
+    bool is_generated = rk_settings_generates_token(&daemon->settings);
     struct rk_config *config = NULL;
     struct rk_auth *auth = NULL;
     struct rk_status *st;
 
     RK_TRY(rk_daemon_config_load(&config, daemon->args));
-    st = rk_auth_create(&auth, rk_config_string(config, "rpc.token_file"));
+    st = is_generated && !rk_config_string(config, "rpc.token_file")
+             ? NULL
+             : rk_auth_create(&auth, rk_config_string(config, "rpc.token_file"));
     if (!st)
         st = rk_daemon_tls_reload(daemon->tls, &daemon->settings, config);
     if (!st) {
         daemon->tls_warned_ns = 0;
         rk_settings_reload(&daemon->settings, config);
         apply_log_settings(&daemon->settings);
-        rk_server_set_auth(daemon->server, auth);
-        if (daemon->health_server)
-            rk_server_set_auth(daemon->health_server, auth);
-        rk_auth_destroy(daemon->auth);
-        daemon->auth = auth;
+        if (auth)
+            use_auth(daemon, auth);
         auth = NULL;
     }
     if (!st)

@@ -30,7 +30,7 @@ static struct rk_status *take_lock(struct rk_daemon *daemon, int i, const char *
     return st;
 }
 
-/* An existing socket file is replaced, also that of a running daemon. */
+/* Two daemons that start at once must not both replace the file of a third that has ended. */
 static struct rk_status *take_socket_lock(struct rk_daemon *daemon, int i, const struct rk_listen *listen)
 {
     struct rk_status *st;
@@ -190,6 +190,22 @@ static void set_limits(void)
     }
 }
 
+/* With the lock: another daemon has its own token there. */
+static struct rk_status *make_token(struct rk_daemon *daemon)
+{
+    struct rk_status *st;
+    char *path;
+
+    if (!rk_settings_generates_token(&daemon->settings))
+        return NULL;
+    path = rk_settings_generated_token(&daemon->settings);
+    st = rk_auth_create_generated(&daemon->auth, path);
+    if (!st)
+        RK_INFO("rpc.token_file is not set: the token of this run is in %s", path);
+    rk_free(path);
+    return st;
+}
+
 struct rk_status *rk_daemon_start(struct rk_daemon *daemon)
 {
     struct rk_loop_handlers handlers = {
@@ -202,8 +218,10 @@ struct rk_status *rk_daemon_start(struct rk_daemon *daemon)
     if (gethostname(daemon->host, sizeof(daemon->host) - 1) != 0)
         snprintf(daemon->host, sizeof(daemon->host), "unknown");
     RK_TRY(rk_daemon_load_settings(daemon));
+    rk_settings_warn_open(&daemon->settings);
     set_limits();
     RK_TRY(take_locks(daemon));
+    RK_TRY(make_token(daemon));
     if (daemon->settings.state_dir)
         RK_TRY(rk_epoch_load(&epoch, daemon->settings.state_dir));
     rk_flight_start(&daemon->settings);

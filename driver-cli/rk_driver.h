@@ -66,7 +66,8 @@ struct rk_driver_config {
     size_t struct_size;           /* sizeof: fields that the program's header did not have yet are zero */
     const char *const *addresses; /* in rank order; copied */
     int32_t num_addresses;
-    const char *token_file;     /* bearer token: its first line; NULL: none */
+    const char
+        *token_file; /* bearer token: its first line; NULL: for a Unix socket the file "token" beside it */
     const char *driver_id;      /* shown by status and to refused drivers; NULL: user@host:pid */
     int64_t lease_ttl_ms;       /* 0: 30 s */
     int64_t control_timeout_ms; /* of small calls; 0: 10 s */
@@ -247,10 +248,11 @@ struct rk_local_config {
 };
 
 /* Starts the daemons on Unix sockets in a private directory, each with its share of the cores, and waits
- * until they listen. If one ends before that: INVALID_ARGUMENT for its configuration (including a
- * missing device), FAILED_PRECONDITION (HELD) when another process has the device, else
- * INTERNAL. Neither /etc/rankd nor RANKD_... of the environment configures them. They are killed by the
- * kernel when the calling thread dies, so call this from a thread that stays. */
+ * until they listen. They demand a token, which rk_driver_open finds beside the sockets. If one ends before
+ * that: INVALID_ARGUMENT for its configuration (including a missing device), FAILED_PRECONDITION (HELD) when
+ * another process has the device, else INTERNAL. Neither /etc/rankd nor RANKD_... of the environment
+ * configures them. They are killed by the kernel when the calling thread dies, so call this from a thread
+ * that stays. */
 struct rk_status *rk_local_start(struct rk_local **out, const struct rk_local_config *config) RK_NODISCARD;
 /* Detaches the daemons so that they outlive this process: rk_local_stop does not stop them, and they stop
  * RK_LOCAL_GRACE after their last lease ended. On failure they still stop with rk_local_stop. */

@@ -33,7 +33,7 @@ static struct rk_status *read_world(struct rk_run_command *run)
             return RK_FAIL(RK_INVALID_ARGUMENT, "--local starts its own daemons; expected without --hosts");
         if (rk_cli_has(run->cli, "token-file"))
             return RK_FAIL(RK_INVALID_ARGUMENT,
-                           "--local starts daemons without tokens; expected without --token-file");
+                           "--local makes a token for its own daemons; expected without --token-file");
         run->world_size = (int32_t)count;
         return NULL;
     }
@@ -61,7 +61,7 @@ static void read_files(struct rk_run_command *run)
     };
 
     if (rk_cli_has(run->cli, "local"))
-        return; /* its own daemons listen on Unix sockets, without tokens */
+        return; /* its own daemons listen on Unix sockets and have a token of their own */
     for (int i = 0; i < RK_RUN_FILE_COUNT; i++) {
         const char *given = rk_cli_find(run->cli, rows[i].option);
         const char *of_job = rk_config_string(run->job, rows[i].key);

@@ -105,7 +105,7 @@ static grpc_channel *open_channel(const char *address, const struct rk_driver_tl
     return channel;
 }
 
-void rk_client_init(struct rk_client *client, int32_t rank, const char *address, const char *token,
+void rk_client_init(struct rk_client *client, int32_t rank, const char *address, char *token,
                     const struct rk_driver_tls *tls)
 {
     *client = (struct rk_client){.rank = rank, .address = rk_strdup(address), .token = token};
@@ -120,6 +120,7 @@ void rk_client_fini(struct rk_client *client)
     if (client->control)
         grpc_channel_destroy(client->control);
     rk_free(client->address);
+    rk_free(client->token);
     *client = (struct rk_client){0};
 }
 

@@ -35,7 +35,7 @@ struct rk_client {
     int32_t rank; /* = index in the driver's list */
     char *address;
     grpc_channel *data, *control; /* separate connections, so that control calls do not wait for chunks */
-    const char *token;            /* the driver's; NULL: none */
+    char *token;                  /* "Bearer TOKEN"; NULL: none */
     _Atomic bool is_reached;      /* it has answered before, so its certificates are valid */
     struct rk_fence fence;        /* of the lease; lease_id points at lease_id_bytes */
     uint8_t lease_id_bytes[16];
@@ -117,7 +117,8 @@ grpc_completion_queue *rk_driver_take_queue(struct rk_driver *driver);
 /* All calls of the queue have ended. */
 void rk_driver_give_queue(struct rk_driver *driver, grpc_completion_queue *queue);
 
-void rk_client_init(struct rk_client *client, int32_t rank, const char *address, const char *token,
+/* Takes the token. */
+void rk_client_init(struct rk_client *client, int32_t rank, const char *address, char *token,
                     const struct rk_driver_tls *tls);
 void rk_client_fini(struct rk_client *client);
 grpc_call *rk_client_open_call(struct rk_client *client, grpc_channel *channel, rk_rpc_id_t rpc,

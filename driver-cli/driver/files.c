@@ -90,7 +90,7 @@ static struct rk_status *make_dir(const char *path)
     return RK_FAIL(RK_INVALID_ARGUMENT, "cannot create directory '%s': a file of that name exists", path);
 }
 
-struct rk_status *rk_read_token(char **out, const char *path)
+struct rk_status *rk_read_token(char **out, const char *path, mode_t mode)
 {
     struct rk_status *st = NULL;
     struct stat info;
@@ -99,10 +99,10 @@ struct rk_status *rk_read_token(char **out, const char *path)
     *out = NULL;
     RK_TRY(rk_load_file(&text, NULL, path, RK_LIMIT_TOKEN_FILE_BYTES));
     text[strcspn(text, "\r\n")] = '\0';
-    if (stat(path, &info) == 0 && (info.st_mode & 0077) != 0)
-        st = RK_FAIL(RK_INVALID_ARGUMENT,
-                     "token file '%s' is accessible by group or others (mode %04o); expected 0600", path,
-                     (unsigned)info.st_mode & 0777u);
+    if (stat(path, &info) == 0 && (info.st_mode & 0077 & ~mode) != 0)
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s' is accessible by %s (mode %04o); expected %04o",
+                     path, mode & 0070 ? "others, or can be changed by the group" : "group or others",
+                     (unsigned)info.st_mode & 0777u, (unsigned)mode);
     for (const char *byte = text; !st && *byte; byte++) {
         if (*byte < '!' || *byte > '~')
             st = RK_FAIL(RK_INVALID_ARGUMENT,

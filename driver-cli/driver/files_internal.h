@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/types.h>
 
 #include "base/rk_json.h"
 #include "base/rk_status.h"
@@ -16,9 +17,9 @@ struct rk_status *rk_load_file(char **out, size_t *bytes, const char *path, size
 struct rk_status *rk_load_stdin(char **out, size_t max_bytes) RK_NODISCARD;
 /* A file as rk_file_open_read opens it; fclose it. */
 struct rk_status *rk_open_input(FILE **out, const char *path) RK_NODISCARD;
-/* The first line of a token file; rk_free it. INVALID_ARGUMENT when group or others have access, or the line
- * is empty or holds more than printable ASCII. */
-struct rk_status *rk_read_token(char **out, const char *path) RK_NODISCARD;
+/* The first line of a token file; rk_free it. INVALID_ARGUMENT when group or others have more rights than
+ * `mode` gives them, or the line is empty or holds more than printable ASCII. */
+struct rk_status *rk_read_token(char **out, const char *path, mode_t mode) RK_NODISCARD;
 /* Creates the directory and its parents; an existing one is accepted. */
 struct rk_status *rk_make_dirs(const char *path) RK_NODISCARD;
 /* DIR/NAME as JSON; *out is NULL when there is no such file. Flags of rk_json_parse. */

@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_log.h"
+#include "base/rk_secret.h"
 #include "base/rk_assert.h"
 #include "driver-cli/driver/files_internal.h"
 
@@ -24,7 +26,7 @@ static struct rk_status *read_token(char **out, const char *path)
     char *text;
 
     *out = NULL;
-    RK_TRY(rk_read_token(&text, path));
+    RK_TRY(rk_read_token(&text, path, 0640)); /* as rankd makes one for its group */
     token = text;
     for (size_t i = 0; i < RK_ARRAY_LEN(rights); i++) {
         if (rk_str_has_prefix(text, rights[i]))
@@ -34,6 +36,27 @@ static struct rk_status *read_token(char **out, const char *path)
         *out = rk_format("Bearer %s", token);
     rk_free(text);
     return *out ? NULL : RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s' is empty", path);
+}
+
+/* Of the daemon at a Unix socket: the file "token" beside it, which the daemon or rk_local_start has made.
+ * NULL: there is none, or this user must not read it, so that the daemon will tell. */
+static char *find_token(const char *address)
+{
+    static const char prefix[] = "unix:";
+    char *dir, *path, *token = NULL;
+    struct rk_status *st;
+
+    if (!rk_str_has_prefix(address, prefix))
+        return NULL;
+    dir = rk_path_dir(address + strlen(prefix));
+    path = rk_path_join(dir, RK_TOKEN_NAME);
+    st = access(path, R_OK) == 0 ? read_token(&token, path) : NULL;
+    if (st)
+        RK_WARN("'%s': %s", path, rk_status_message(st));
+    rk_status_free(st);
+    rk_free(path);
+    rk_free(dir);
+    return token;
 }
 
 char *rk_driver_default_id(void)
@@ -115,7 +138,9 @@ struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_
     driver->dry_device = rk_strdup(config->dry_device);
     driver->clients = rk_calloc((size_t)driver->num_clients, sizeof(*driver->clients));
     for (int32_t i = 0; i < driver->num_clients; i++)
-        rk_client_init(&driver->clients[i], i, config->addresses[i], driver->token, &driver->tls);
+        rk_client_init(&driver->clients[i], i, config->addresses[i],
+                       driver->token ? rk_strdup(driver->token) : find_token(config->addresses[i]),
+                       &driver->tls);
     *out = driver;
     return NULL;
 }

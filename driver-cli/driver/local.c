@@ -30,7 +30,7 @@
 #define DETACH_TIMEOUT_MS 5000
 #define LISTENING         "rankd: listening on "
 #define DETACHED          "rankd: detached"
-#define ARGS_MAX          13
+#define ARGS_MAX          14
 #define LAST_WORDS_BYTES  1024
 #define LINE_BYTES        512
 
@@ -149,7 +149,7 @@ static struct rk_status *start_child(struct rk_local *local, const struct rk_loc
                                      int32_t rank, const char *roots)
 {
     struct child *child = &local->children[rank];
-    char *file = rk_local_dir_config(&local->dir);
+    char *file = rk_local_dir_config(&local->dir), *token = rk_local_dir_token(&local->dir);
     struct rk_str device = {0};
     char *args[ARGS_MAX] = {0};
     int num_args = 0;
@@ -161,6 +161,7 @@ static struct rk_status *start_child(struct rk_local *local, const struct rk_loc
     args[num_args++] = rk_strdup(config->program);
     args[num_args++] = rk_format("--config=%s", file);
     args[num_args++] = rk_format("--rpc.listen=%s", child->address);
+    args[num_args++] = rk_format("--rpc.token_file=%s", token);
     args[num_args++] = rk_format("--device=%s", rk_str_text(&device));
     args[num_args++] = rk_format("--slot=%d", rank);
     args[num_args++] =
@@ -180,6 +181,7 @@ static struct rk_status *start_child(struct rk_local *local, const struct rk_loc
     for (int i = 0; i < num_args; i++)
         rk_free(args[i]);
     rk_str_fini(&device);
+    rk_free(token);
     rk_free(file);
     return st;
 }

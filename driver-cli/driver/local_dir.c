@@ -13,6 +13,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
 #include "base/rk_safetensors.h"
+#include "base/rk_secret.h"
 #include "base/rk_str.h"
 #include "driver-cli/driver/files_internal.h"
 
@@ -99,6 +100,19 @@ static struct rk_status *take_lock(struct rk_local_dir *dir)
     return st;
 }
 
+/* The directory is private; the token is for a directory whose mode somebody changes. */
+static struct rk_status *write_token(const struct rk_local_dir *dir)
+{
+    char *path = rk_local_dir_token(dir), *line = NULL;
+    struct rk_status *st = rk_make_token(&line);
+
+    if (!st)
+        st = rk_write_secret(path, line, 0600);
+    rk_free(line);
+    rk_free(path);
+    return st;
+}
+
 struct rk_status *rk_local_dir_open(struct rk_local_dir *dir)
 {
     static const char config[] = "{}\n";
@@ -119,7 +133,7 @@ struct rk_status *rk_local_dir_open(struct rk_local_dir *dir)
     path = rk_local_dir_config(dir);
     st = rk_write_file_atomic(path, config, sizeof(config) - 1);
     rk_free(path);
-    return st;
+    return st ? st : write_token(dir);
 }
 
 void rk_local_dir_close(struct rk_local_dir *dir, bool is_kept)
@@ -130,6 +144,11 @@ void rk_local_dir_close(struct rk_local_dir *dir, bool is_kept)
         close(dir->lock);
     rk_free(dir->path);
     *dir = (struct rk_local_dir){.lock = -1};
+}
+
+char *rk_local_dir_token(const struct rk_local_dir *dir)
+{
+    return rk_path_join(dir->path, RK_TOKEN_NAME);
 }
 
 char *rk_local_dir_config(const struct rk_local_dir *dir)

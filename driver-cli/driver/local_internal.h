@@ -6,8 +6,8 @@
 
 #include "base/rk_status.h"
 
-/* rankctl-XXXXXX below $XDG_RUNTIME_DIR, else /tmp. It contains the daemons' sockets and their configuration,
- * an empty one: the configuration in /etc is for the permanent daemons of this machine. */
+/* rankctl-XXXXXX below $XDG_RUNTIME_DIR, else /tmp. It contains the daemons' sockets, their token and their
+ * configuration, an empty one: the configuration in /etc is for the permanent daemons of this machine. */
 struct rk_local_dir {
     char *path; /* NULL: there is none */
     int lock;   /* held as long as the owner or one of its daemons runs; -1: not held */
@@ -20,5 +20,6 @@ struct rk_status *rk_local_dir_open(struct rk_local_dir *dir) RK_NODISCARD;
  * open, once the last of them, which holds the lock too, has ended. */
 void rk_local_dir_close(struct rk_local_dir *dir, bool is_kept);
 char *rk_local_dir_config(const struct rk_local_dir *dir); /* path of the empty configuration; rk_free it */
+char *rk_local_dir_token(const struct rk_local_dir *dir);  /* path of the token; rk_free it */
 
 #endif

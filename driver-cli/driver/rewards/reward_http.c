@@ -125,7 +125,7 @@ static struct rk_status *read_headers(struct http *http, const struct rk_json *c
     if (!name)
         return NULL;
     path = rk_resolve_path(dir, name);
-    st = rk_read_token(&token, path);
+    st = rk_read_token(&token, path, 0600);
     rk_free(path);
     if (st)
         return RK_WRAP(st, "reward.token_file");

@@ -1,0 +1,47 @@
+#include "base/rk_secret.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_hash.h"
+#include "base/rk_str.h"
+
+#define TOKEN_BYTES 32
+
+struct rk_status *rk_make_token(char **line)
+{
+    char text[2 * TOKEN_BYTES + 1];
+    uint8_t bytes[TOKEN_BYTES];
+
+    *line = NULL;
+    RK_TRY(rk_random_bytes(bytes, sizeof(bytes)));
+    *line = rk_format("admin:%s\n", rk_hex(bytes, sizeof(bytes), text));
+    explicit_bzero(bytes, sizeof(bytes));
+    explicit_bzero(text, sizeof(text));
+    return NULL;
+}
+
+struct rk_status *rk_write_secret(const char *path, const char *text, mode_t mode)
+{
+    char *early = rk_format("%s.new", path);
+    size_t bytes = strlen(text);
+    bool is_written;
+    int fd, error;
+
+    unlink(early); /* of a process that was killed here */
+    fd = open(early, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    is_written = fd >= 0 && write(fd, text, bytes) == (ssize_t)bytes && fchmod(fd, mode) == 0 &&
+                 rename(early, path) == 0;
+    error = errno;
+    if (fd >= 0)
+        close(fd);
+    if (fd >= 0 && !is_written)
+        unlink(early);
+    rk_free(early);
+    return is_written ? NULL : RK_FAIL(RK_INTERNAL, "cannot write '%s': %s", path, strerror(error));
+}

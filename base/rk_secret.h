@@ -1,0 +1,21 @@
+/* Tokens that a daemon or a driver makes for daemons of one host. */
+#ifndef RK_SECRET_H
+#define RK_SECRET_H
+
+#include <sys/types.h>
+
+#include "base/rk_status.h"
+
+RK_BEGIN_DECLS
+
+/* The file beside a daemon's Unix socket in which drivers find the token. */
+#define RK_TOKEN_NAME "token"
+
+/* A line of a token file, "admin:TOKEN", with 256 random bits; rk_free it. */
+struct rk_status *rk_make_token(char **line) RK_NODISCARD;
+/* Creates or replaces a file; from its beginning on it has no more rights than `mode`. */
+struct rk_status *rk_write_secret(const char *path, const char *text, mode_t mode) RK_NODISCARD;
+
+RK_END_DECLS
+
+#endif
