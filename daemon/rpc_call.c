@@ -210,7 +210,10 @@ static struct rk_status *name_reason(struct rk_status *st)
 static void finish(struct rk_call *call, struct rk_status *st, grpc_byte_buffer *message)
 {
     grpc_slice text = grpc_slice_from_copied_string(st ? rk_status_message(st = clip(name_reason(st))) : "");
-    grpc_metadata details = {.key = grpc_slice_from_static_string(STATUS_DETAILS)};
+    grpc_metadata trailers[] = {{.key = grpc_slice_from_static_string(STATUS_DETAILS)},
+                                {.key = grpc_slice_from_static_string("grpc-accept-encoding"),
+                                 .value = grpc_slice_from_static_string("identity")}};
+    bool tells_encodings = rk_status_code(st) == RK_UNIMPLEMENTED; /* the message may be compressed */
     struct rk_str packed = {0};
     grpc_op ops[4];
     size_t num_ops;
@@ -218,18 +221,18 @@ static void finish(struct rk_call *call, struct rk_status *st, grpc_byte_buffer 
     log_end(call, st);
     if (st)
         rk_pack_status_details(&packed, st);
-    details.value = grpc_slice_from_copied_buffer(packed.bytes ? packed.text : "", packed.bytes);
+    trailers[0].value = grpc_slice_from_copied_buffer(packed.bytes ? packed.text : "", packed.bytes);
     num_ops = add_headers(call, ops);
     if (message && !st) {
         rk_call_metrics(call)->sent_bytes += grpc_byte_buffer_length(message);
         ops[num_ops++] = (grpc_op){.op = GRPC_OP_SEND_MESSAGE, .data.send_message.send_message = message};
     }
-    ops[num_ops++] =
-        (grpc_op){.op = GRPC_OP_SEND_STATUS_FROM_SERVER,
-                  .data.send_status_from_server = {.trailing_metadata_count = st ? 1 : 0,
-                                                   .trailing_metadata = &details,
-                                                   .status = (grpc_status_code)rk_status_code(st),
-                                                   .status_details = st ? &text : NULL}};
+    ops[num_ops++] = (grpc_op){
+        .op = GRPC_OP_SEND_STATUS_FROM_SERVER,
+        .data.send_status_from_server = {.trailing_metadata_count = st ? 1 + (size_t)tells_encodings : 0,
+                                         .trailing_metadata = trailers,
+                                         .status = (grpc_status_code)rk_status_code(st),
+                                         .status_details = st ? &text : NULL}};
     call->closes_with_finish = !call->has_close;
     if (call->closes_with_finish)
         ops[num_ops++] = close_op(call);
@@ -238,7 +241,7 @@ static void finish(struct rk_call *call, struct rk_status *st, grpc_byte_buffer 
     count(call);
     rk_call_start(call, RK_CALL_FINISH, ops, num_ops);
     grpc_byte_buffer_destroy(message);
-    grpc_slice_unref(details.value);
+    grpc_slice_unref(trailers[0].value);
     grpc_slice_unref(text);
     rk_str_fini(&packed);
     rk_status_free(st);
@@ -324,7 +327,6 @@ void rk_call_answer(struct rk_call *call, struct rk_status *st, const struct rk_
     settle(call);
 }
 
-/* gRPC adds grpc-accept-encoding: identity to the answer. */
 static struct rk_status *refuse_compression(const grpc_byte_buffer *message)
 {
     const char *name = "unknown";

@@ -240,13 +240,21 @@ static struct rk_status *start_error(const struct child *child, const char *text
     return RK_FAIL(RK_INTERNAL, "did not start: %s", text);
 }
 
+/* Of a child that has closed its output: the kernel closes the files of a process before it can be collected.
+ */
+static bool ends_soon(struct child *child)
+{
+    for (int64_t waited_ms = 0; !reap(child) && waited_ms < STOP_TIMEOUT_MS; waited_ms += STOP_POLL_MS)
+        rk_time_sleep_ms(STOP_POLL_MS);
+    return child->pid == 0;
+}
+
 static struct rk_status *died_at_start(struct child *child, int32_t rank)
 {
     struct rk_str text = {0};
     struct rk_status *st;
 
-    for (int64_t waited_ms = 0; !reap(child) && waited_ms < STOP_TIMEOUT_MS; waited_ms += STOP_POLL_MS)
-        rk_time_sleep_ms(STOP_POLL_MS);
+    (void)ends_soon(child);
     child->has_ended = true;
     describe_end(child, rank, &text);
     text.text[--text.bytes] = '\0'; /* its newline */
@@ -407,6 +415,10 @@ struct rk_status *rk_local_detach(struct rk_local *local)
         if (reap(child)) /* a daemon that has ended holds no model */
             continue;
         st = read_line(child, deadline_ns, line, sizeof(line));
+        if (rk_status_code(st) == RK_UNAVAILABLE && ends_soon(child)) {
+            rk_status_free(st);
+            continue;
+        }
         if (!st && !rk_str_has_prefix(line, DETACHED))
             st = RK_FAIL(RK_INTERNAL, "it printed '%.*s', expected '" DETACHED "'", (int)strcspn(line, "\n"),
                          line);

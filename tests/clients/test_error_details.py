@@ -4,13 +4,14 @@ and Duration; nothing of rankd's definitions.
 
 Usage: test_error_details.py RANKD
 """
+import socket
 import sys
 import unittest
 
 import grpc
 from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, duration_pb2, message_factory
 
-from stock import Daemon, Reflection, bearer
+from stock import TIMEOUT_S, Daemon, Reflection, bearer
 
 RANKD = sys.argv.pop(1)
 KINDS = descriptor_pb2.FieldDescriptorProto
@@ -128,6 +129,25 @@ class Details(unittest.TestCase):
                     call(b"\x0a\xa0\x1f" + b"x" * 4000, metadata=bearer("admin"))
             self.assertEqual(raised.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
             self.assertIn(f"grpc-encoding: {name}), expected identity", raised.exception.details())
+        self.assertIn(b"grpc-accept-encoding\x08identity", self.send_compressed())
+
+    def send_compressed(self):
+        """What the daemon answers on the wire: grpcio keeps this header for itself."""
+        def frame(kind, flags, stream, payload):
+            return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+        host, _, port = self.daemon.address.rpartition(":")
+        block = b"".join(b"\0" + bytes([len(name)]) + name + bytes([len(text)]) + text for name, text in (
+            (b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/rankd.v1.Worker/GetStatus"),
+            (b":authority", b"x"), (b"content-type", b"application/grpc"), (b"te", b"trailers"),
+            (b"grpc-encoding", b"gzip"), (b"authorization", dict(bearer("admin"))["authorization"].encode())))
+        answer = b""
+        with socket.create_connection((host, int(port)), TIMEOUT_S) as peer:
+            peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 4, 1, block) +
+                         frame(0, 1, 1, b"\1\0\0\0\3abc"))
+            while b"identity" not in answer and (part := peer.recv(1 << 16)):
+                answer += part
+        return answer
 
     def test_what_no_wait_mends_has_no_retry(self):
         for metadata, code, reason in (((), grpc.StatusCode.UNAUTHENTICATED, "TOKEN"),
