@@ -1,5 +1,5 @@
 /* examples/gsm8k with the commands of its README, on a tiny random chat model: it trains, validates, is
- * killed and resumes. */
+ * killed and resumes; and examples/addition, which trains and validates. */
 #include <math.h>
 #include <signal.h>
 #include <string.h>
@@ -10,6 +10,7 @@
 #include "tests/support/models.h"
 
 #define EXAMPLE  RK_TEST_SOURCE_DIR "/examples/gsm8k/"
+#define ADDITION RK_TEST_SOURCE_DIR "/examples/addition/"
 #define ACTOR    "actor_rollout_ref.actor."
 #define STEPS    4
 #define VAL_MEAN "val-core/openai/gsm8k/acc/mean@1"
@@ -39,10 +40,10 @@ static void write_text(const char *dir, const char *name, const char *text)
 }
 
 /* A Hugging Face directory; returns it (rk_free). */
-static char *make_model(void)
+static char *make_model(const char *name)
 {
     struct rk_test_model_spec spec = {.config = config, .seed = 42, .dtype = RK_DTYPE_F32};
-    char *dir = rk_test_temp_path("chat_model"), *path, *tokenizer;
+    char *dir = rk_test_temp_path(name), *path, *tokenizer;
     struct rk_test_model test;
 
     assert_ok(rk_test_model_open(&test, &spec));
@@ -106,7 +107,7 @@ static void assert_step(const char *dir, const char *straight, int64_t step)
  * result has each step once, with its validations, and the same weights as an uninterrupted run. */
 static void test_gsm8k_example_resumes_after_a_kill(void **state)
 {
-    char *model = make_model(), *straight = new_run_dir(), *dir = new_run_dir();
+    char *model = make_model("chat_model"), *straight = new_run_dir(), *dir = new_run_dir();
     struct rk_proc *proc;
     struct outcome outcome;
     pid_t daemons[2];
@@ -143,10 +144,52 @@ static void test_gsm8k_example_resumes_after_a_kill(void **state)
     rk_free(model);
 }
 
+/* Goal: both jobs of examples/addition run as they are, but for their sizes: the tokenizer of the tiny model
+ * needs longer prompts. */
+static void test_addition_examples_train_and_validate(void **state)
+{
+    static const char *const jobs[] = {ADDITION "grpo.json", ADDITION "cpu.json"};
+    char *model = make_model("sums_model"), *path = rk_format("actor_rollout_ref.model.path=%s", model);
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(jobs); i++) {
+        char *dir = rk_test_temp_path(i == 0 ? "addition" : "addition_cpu");
+        const char *const args[] = {"run",
+                                    jobs[i],
+                                    "--local=1",
+                                    "--run-dir",
+                                    dir,
+                                    path,
+                                    cli_device(),
+                                    "data.train_batch_size=4",
+                                    "data.max_prompt_length=256",
+                                    "data.max_response_length=8",
+                                    "data.val_max_samples=3",
+                                    "actor_rollout_ref.rollout.n=2",
+                                    ACTOR "ppo_mini_batch_size=4",
+                                    "trainer.total_training_steps=2",
+                                    "trainer.test_freq=2",
+                                    NULL};
+        struct outcome outcome = finish_rankctl(start_rankctl(args), 120000);
+        struct rk_json *metrics;
+
+        assert_exit(&outcome, 0);
+        outcome_fini(&outcome);
+        metrics = read_metrics(dir, 3);
+        assert_true(metric(metrics, "training/global_step") == 2.0);
+        assert_in_range((int64_t)(100 * metric(metrics, "val-core/addition/acc/mean@1")), 0, 100);
+        rk_json_free(metrics);
+        rk_free(dir);
+    }
+    rk_free(path);
+    rk_free(model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gsm8k_example_resumes_after_a_kill),
+        cmocka_unit_test(test_addition_examples_train_and_validate),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
