@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
@@ -104,7 +105,7 @@ static int find_first(const char *path, const struct pattern *patterns, int num_
             i++;
         if (i < first) {
             first = i;
-            strncpy(found, entry->d_name, 255);
+            snprintf(found, 256, "%s", entry->d_name);
         }
     }
     if (stream)
