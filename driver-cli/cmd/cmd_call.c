@@ -211,8 +211,8 @@ static struct rk_status *check_out(const struct rk_cli *cli)
     if (strcmp(path, "-") == 0)
         return rk_cli_usage(
             RK_FAIL(RK_INVALID_ARGUMENT, "--out=-: expected a file; write ./- for a file named '-'"));
-    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
-        return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "--out=%s: exists and is not a regular file", path));
+    if (lstat(path, &info) == 0)
+        return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "--out=%s: exists, and is not replaced", path));
     dir = rk_path_dir(path);
     if (access(dir, W_OK | X_OK) != 0)
         st = rk_cli_usage(
@@ -302,7 +302,7 @@ out:
 
 static const struct rk_option call_options[] = {
     {"in", "FILE", "input batch: a safetensors file, with strings and meta as JSON in its __metadata__"},
-    {"out", "FILE", "output file for the result, in the same format"},
+    {"out", "FILE", "output file for the result, in the same format; an existing one is not replaced"},
     {"opt", "KEY=VALUE", "option of the method (may be repeated); VALUE is JSON or a string"},
     {"job", "JOB.json", "configure the meshes of this job first; default: use the configured meshes"},
     {"max-tokens", "N", "maximum tokens of one micro-batch, for methods with a plan (default: 16384)"},

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
@@ -324,6 +325,8 @@ static void test_call_compute_log_prob_writes_its_result(void **state)
     assert_int_equal(shape[1], R);
     for (int64_t i = 0; i < 6 * R; i++)
         assert_true(isfinite(((const float *)data)[i]) && ((const float *)data)[i] < 0.0f);
+    assert_call(*state, "actor.infer_batch", more, 2, "out.safetensors: exists, and is not replaced");
+    assert_int_equal(unlink(out), 0);
     assert_call(*state, "actor.infer_batch", more, 0, NULL);
     assert_ok(rk_batch_read_file(&second, out));
     assert_true(
