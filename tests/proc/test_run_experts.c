@@ -92,7 +92,6 @@ static void test_whole_experts_that_do_not_fit_are_refused(void **state)
     static const struct {
         const char *keys[6], *message;
     } cases[] = {
-        {{MODEL, TP(1), REP(2)}, REP(2) ": expected 1, or tensor_model_parallel_size"},
         {{LAYOUT_MODEL, TP(1), RTP(2), REP(2)}, REP(2) ": expected 1 for a model without layers of experts"},
         {{MODEL, TP(1), RTP(3), REP(3), LAYOUT_ROLLOUT "ranks=0-2"},
          REP(3) ": expected a divisor of the 8 experts"},
@@ -105,12 +104,27 @@ static void test_whole_experts_that_do_not_fit_are_refused(void **state)
         struct outcome outcome;
 
         memcpy(keys, cases[i].keys, sizeof(cases[i].keys));
-        outcome = run_tiny_job(dir, i == 2 ? "4" : "2", keys, NULL);
+        outcome = run_tiny_job(dir, i == 1 ? "4" : "2", keys, NULL);
         assert_exit(&outcome, 2);
         assert_text("stderr", outcome.err, cases[i].message);
         outcome_fini(&outcome);
         rk_free(dir);
     }
+}
+
+/* Goal: verl's ep over several replicas runs, with each replica's experts over its own ranks, and says so. */
+static void test_experts_over_replicas_are_taken_as_those_of_a_replica(void **state)
+{
+    const char *keys[] = {MODEL, TP(1), REP(2), NULL};
+    char *dir = new_run_dir();
+    struct outcome outcome;
+
+    (void)state;
+    outcome = run_tiny_job(dir, "2", keys, NULL);
+    assert_exit(&outcome, 0);
+    assert_text("stderr", outcome.err, REP(2) " is taken as 1, tensor_model_parallel_size");
+    outcome_fini(&outcome);
+    rk_free(dir);
 }
 
 int main(void)
@@ -119,6 +133,7 @@ int main(void)
         cmocka_unit_test(test_whole_experts_give_the_first_step_of_one_rank),
         cmocka_unit_test(test_whole_experts_have_the_log_probs_of_training_in_strict),
         cmocka_unit_test(test_whole_experts_that_do_not_fit_are_refused),
+        cmocka_unit_test(test_experts_over_replicas_are_taken_as_those_of_a_replica),
     };
 
     skip_without_devices(2);

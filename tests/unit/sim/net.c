@@ -107,7 +107,8 @@ static void arrive(void *user, uint64_t arg)
     rk_free(flight);
 }
 
-static void send(struct sim_stream *stream, sim_side_t to, const struct sim_packet *packet, int64_t after_ns)
+static void send_packet(struct sim_stream *stream, sim_side_t to, const struct sim_packet *packet,
+                        int64_t after_ns)
 {
     struct sim_conn *conn = stream->conn;
     struct flight *flight = rk_calloc(1, sizeof(*flight));
@@ -130,7 +131,7 @@ void sim_net_post(struct sim_stream *stream, sim_side_t to, const struct sim_pac
         again.text = NULL;
         if (packet->bytes.bytes > 0)
             rk_str_append_bytes(&again.bytes, packet->bytes.text, packet->bytes.bytes);
-        send(stream->copy, SIM_SERVER, &again, stream->copy_delay_ns);
+        send_packet(stream->copy, SIM_SERVER, &again, stream->copy_delay_ns);
     }
     if (conn->is_cut) {
         again = *packet;
@@ -138,7 +139,7 @@ void sim_net_post(struct sim_stream *stream, sim_side_t to, const struct sim_pac
         rk_free(again.text);
         return;
     }
-    send(stream, to, packet, 0);
+    send_packet(stream, to, packet, 0);
     if (sim_weather(0.003))
         sim_net_cut(conn, notice_ns(), notice_ns());
 }
