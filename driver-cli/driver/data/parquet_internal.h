@@ -20,8 +20,8 @@ void rk_parquet_close(struct rk_parquet *file); /* NULL is a no-op */
 struct rk_status *rk_parquet_next(struct rk_parquet *file, struct rk_json **out) RK_NODISCARD;
 int64_t rk_parquet_row(
     const struct rk_parquet *file); /* that the last call of next returned or failed on; from 0 */
-/* "COLUMN: what" of the first value that was NaN or an integer beyond 64 bits, and the number of such values.
- */
+/* "row N: COLUMN: what" of the first value that was NaN or an integer beyond 64 bits, NULL without one, and
+ * the number of rows with such values. */
 const char *rk_parquet_mended(const struct rk_parquet *file, int64_t *count);
 
 #endif

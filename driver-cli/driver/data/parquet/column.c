@@ -197,7 +197,8 @@ static struct rk_status *begin_page(struct rk_parquet_column *column, const stru
     bool is_v2 = header->type == PAGE_DATA_V2;
     struct rk_parquet_span in;
 
-    if (header->rep_bytes < 0 || header->def_bytes < 0)
+    if (header->rep_bytes < 0 || header->rep_bytes > header->bytes || header->def_bytes < 0 ||
+        header->def_bytes > header->bytes)
         return damaged_page();
     if (header->def_encoding != RK_PARQUET_ENCODING_RLE || header->rep_encoding != RK_PARQUET_ENCODING_RLE)
         return RK_FAIL(RK_UNIMPLEMENTED, "levels in the encoding BIT_PACKED are not supported");

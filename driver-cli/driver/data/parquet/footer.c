@@ -363,6 +363,8 @@ static struct rk_status *read_metadata(struct rk_parquet_footer *footer, struct 
             if (left > 0)
                 return damaged("the tree of columns");
         } else if (field.id == 4) {
+            if (footer->leaves.count == 0) /* a group without chunks would pass */
+                return damaged("row groups before the columns");
             for (int64_t left = rk_thrift_list(in, &field, RK_THRIFT_STRUCT); left > 0; left--)
                 RK_TRY(read_group(footer, in, file_bytes));
         } else {

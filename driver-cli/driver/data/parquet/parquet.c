@@ -21,7 +21,8 @@ struct rk_parquet {
     int64_t rows_left;                 /* of the current one */
     int64_t row;                       /* the next one */
     int64_t row_bytes;                 /* of the row that is read */
-    int64_t num_mended;
+    int64_t num_mended;                /* rows */
+    int64_t last_mended;               /* `row` at the last of them; 0: none */
     char *first_mended;
 };
 
@@ -82,6 +83,9 @@ const char *rk_parquet_mended(const struct rk_parquet *file, int64_t *count)
 
 static void count_mended(struct rk_parquet *file, int64_t node, bool is_null)
 {
+    if (file->last_mended == file->row)
+        return;
+    file->last_mended = file->row;
     if (file->num_mended++ == 0) {
         char *path = rk_parquet_path(&file->footer, node);
 
@@ -99,6 +103,7 @@ static struct rk_status *read_leaf(struct rk_json **out, struct rk_parquet *file
     struct rk_parquet_cell cell;
     struct rk_json **shared;
     bool is_mended = false;
+    struct rk_status *st;
 
     *out = NULL;
     RK_TRY(rk_parquet_column_value(column, &cell, &shared));
@@ -111,12 +116,15 @@ static struct rk_status *read_leaf(struct rk_json **out, struct rk_parquet *file
     if (shared && !*shared && *out && !is_mended)
         *shared = rk_json_retain(*out);
     file->row_bytes += VALUE_BYTES + (int64_t)cell.bytes;
-    if (file->row_bytes > RK_ROW_BYTES_MAX) {
+    if (file->row_bytes > RK_ROW_BYTES_MAX)
+        st = RK_FAIL(RK_RESOURCE_EXHAUSTED, "the row has more than %d bytes", RK_ROW_BYTES_MAX);
+    else
+        st = rk_parquet_column_advance(column);
+    if (st) {
         rk_json_free(*out);
         *out = NULL;
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "the row has more than %d bytes", RK_ROW_BYTES_MAX);
     }
-    return rk_parquet_column_advance(column);
+    return st;
 }
 
 /* --- groups --- */

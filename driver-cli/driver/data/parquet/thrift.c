@@ -79,29 +79,35 @@ static void skip_struct(struct rk_thrift *in, int depth)
         skip_value(in, field.type, depth + 1);
 }
 
+/* In lists and maps a boolean has a byte of its own; in structs the type is its value. */
+static void skip_element(struct rk_thrift *in, int type, int depth)
+{
+    if (type == RK_THRIFT_TRUE || type == RK_THRIFT_FALSE)
+        (void)take_byte(in);
+    else
+        skip_value(in, type, depth + 1);
+}
+
 static void skip_map(struct rk_thrift *in, int depth)
 {
     uint64_t count = rk_thrift_varint(in);
     uint8_t types = count > 0 ? take_byte(in) : 0;
 
+    if (count > (uint64_t)(in->end - in->at) / 2) /* every key and every value has a byte */
+        in->is_bad = true;
     for (uint64_t i = 0; i < count && !in->is_bad; i++) {
-        skip_value(in, types >> 4, depth + 1);
-        skip_value(in, types & 0x0f, depth + 1);
+        skip_element(in, types >> 4, depth);
+        skip_element(in, types & 0x0f, depth);
     }
 }
 
-/* In lists and maps a boolean has a byte of its own; in structs the type is its value. */
 static void skip_elements(struct rk_thrift *in, int depth)
 {
     int type;
     int64_t count = take_list_head(in, &type);
 
-    for (int64_t i = 0; i < count && !in->is_bad; i++) {
-        if (type == RK_THRIFT_TRUE || type == RK_THRIFT_FALSE)
-            (void)take_byte(in);
-        else
-            skip_value(in, type, depth + 1);
-    }
+    for (int64_t i = 0; i < count && !in->is_bad; i++)
+        skip_element(in, type, depth);
 }
 
 static void skip_value(struct rk_thrift *in, int type, int depth)
