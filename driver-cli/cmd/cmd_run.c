@@ -349,6 +349,7 @@ static struct rk_status *open_loggers(struct rk_run_command *run)
 {
     struct rk_logger_config config = {
         .job = run->job,
+        .job_dir = run->job_dir,
         .run_dir = run->dir.path,
         .console = rk_cli_has(run->cli, "quiet") ? NULL : stderr,
         .world_size = run->world_size,

@@ -178,6 +178,11 @@ char *rk_resolve_path(const char *base, const char *path)
     return path[0] == '/' ? rk_strdup(path) : rk_path_join(base, path);
 }
 
+char *rk_resolve_program(const char *base, const char *name)
+{
+    return strchr(name, '/') ? rk_resolve_path(base, name) : rk_strdup(name);
+}
+
 char *rk_file_name_of(const char *text)
 {
     char *name = rk_strdup(*text ? text : "run");

@@ -51,8 +51,11 @@ static void name_of_addresses(char out[2 * NAME_BYTES + 1], const char *const *a
 
     for (int32_t i = 0; i < count; i++) {
         rk_sha256_of(addresses[i], strlen(addresses[i]), digest);
-        for (size_t j = 0; j < sizeof(sum); j++)
-            sum[j] ^= digest[j];
+        for (unsigned j = 0, carry = 0; j < sizeof(sum); j++) {
+            carry += (unsigned)sum[j] + digest[j];
+            sum[j] = (uint8_t)carry;
+            carry >>= 8;
+        }
     }
     rk_hex(sum, NAME_BYTES, out);
 }

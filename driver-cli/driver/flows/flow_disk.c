@@ -81,9 +81,11 @@ static double checkpoint_bytes(const struct rk_checkpoints *checkpoints, double 
 }
 
 /* How many checkpoints there are at most at a time. */
-static int64_t num_kept(const struct rk_checkpoints *checkpoints, int64_t total_steps)
+static int64_t num_kept(const struct rk_flow_disk *in)
 {
-    int64_t all = (total_steps + checkpoints->save_freq - 1) / checkpoints->save_freq;
+    const struct rk_checkpoints *checkpoints = in->checkpoints;
+    int64_t num_epochs = checkpoints->after_each_epoch ? rk_config_int(in->job, "trainer.total_epochs") : 0;
+    int64_t all = 1 + (in->total_steps - 1) / checkpoints->save_freq + num_epochs;
     bool removes_before = checkpoints->max_to_keep >= 2 && !checkpoints->is_async;
 
     return checkpoints->max_to_keep > 0 ? RK_MIN(all, checkpoints->max_to_keep + !removes_before) : all;
@@ -110,8 +112,8 @@ static void warn(const struct rk_flow_disk *in, double free_bytes, double all_by
 
     RK_WARN("'%s': %s are free; %lld checkpoints, which are kept at a time, take about %s (set "
             "trainer.max_actor_ckpt_to_keep, or a larger trainer.save_freq)",
-            in->checkpoints->dir, size_text(is_free, free_bytes),
-            (long long)num_kept(in->checkpoints, in->total_steps), size_text(is_needed, all_bytes));
+            in->checkpoints->dir, size_text(is_free, free_bytes), (long long)num_kept(in),
+            size_text(is_needed, all_bytes));
 }
 
 struct rk_status *rk_flow_check_disk(const struct rk_flow_disk *in)
@@ -125,7 +127,7 @@ struct rk_status *rk_flow_check_disk(const struct rk_flow_disk *in)
     bool is_one = run.device == other.device;
     double export = trains ? num_params * dtype_bytes : 0;
     double checkpoint = saves ? checkpoint_bytes(in->checkpoints, num_params, dtype_bytes) : 0;
-    double all = saves ? checkpoint * (double)num_kept(in->checkpoints, in->total_steps) : 0;
+    double all = saves ? checkpoint * (double)num_kept(in) : 0;
 
     if (num_params < 1 || !run.is_known || !other.is_known)
         return NULL;

@@ -8,6 +8,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_rng.h"
 #include "driver-cli/driver/data/class_rows_internal.h"
+#include "driver-cli/driver/files_internal.h"
 #include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
@@ -61,8 +62,10 @@ static struct rk_status *apply_class(char ***files, const struct rk_flow_inputs 
 {
     const char *path = rk_config_string(job, "data.custom_cls.path");
     bool has_python = !rk_config_is_null(job, "reward.python");
+    char *python =
+        rk_resolve_program(job_dir, has_python ? rk_config_string(job, "reward.python") : "python3");
     struct rk_class_rows rows = {
-        .python = has_python ? rk_config_string(job, "reward.python") : "python3",
+        .python = python,
         .name = rk_config_string(job, "data.custom_cls.name"),
         .files = (const char *const *)*files,
         .config = rk_json_find(rk_config_tree(job), "data"),
@@ -74,6 +77,7 @@ static struct rk_status *apply_class(char ***files, const struct rk_flow_inputs 
     rows.path = full;
     st = rk_class_rows_write(&made, &rows);
     rk_free(full);
+    rk_free(python);
     if (st)
         return RK_WRAP(st, "data.custom_cls");
     rk_flow_files_free(*files);

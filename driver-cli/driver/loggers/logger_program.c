@@ -39,7 +39,7 @@ static void pump(struct program *program)
         rk_reward_process_pass_messages(process);
 }
 
-/* Waits until `is_done`, the end of the program or the deadline; false at the deadline. */
+/* Waits until `is_done` or the deadline; false at the deadline. */
 static bool pump_until(struct program *program, bool (*is_done)(struct program *program), int timeout_ms)
 {
     int64_t deadline_ns = rk_time_now_ns() + (int64_t)timeout_ms * 1000000;
@@ -48,22 +48,24 @@ static bool pump_until(struct program *program, bool (*is_done)(struct program *
         struct rk_reward_process *process = &program->process;
         struct pollfd fds[] = {{process->out, POLLIN, 0}, {process->err, POLLIN, 0}};
 
-        if (program->is_gone)
-            return true;
         if (rk_time_now_ns() > deadline_ns)
             return false;
-        (void)poll(fds, RK_ARRAY_LEN(fds), POLL_MS);
+        if (program->is_gone) /* its streams are closed: poll would return at once */
+            rk_time_sleep_ms(POLL_MS);
+        else
+            (void)poll(fds, RK_ARRAY_LEN(fds), POLL_MS);
         pump(program);
         program->is_gone = program->is_gone || !rk_reward_process_receive(process);
     }
     return true;
 }
 
+/* Or none will come. */
 static bool has_answer(struct program *program)
 {
     const struct rk_str *received = &program->process.received;
 
-    return received->bytes > 0 && memchr(received->text, '\n', received->bytes) != NULL;
+    return program->is_gone || (received->bytes > 0 && memchr(received->text, '\n', received->bytes) != NULL);
 }
 
 static bool has_ended(struct program *program)
@@ -95,6 +97,15 @@ static struct rk_status *put_or_drop(struct program *program, struct rk_json *me
                    "its Python program reads too slowly: more than %zu MiB wait for it", QUEUE_BYTES >> 20);
 }
 
+/* The job without the arguments of reward functions, which may be secret. */
+static struct rk_json *public_config(const struct rk_config *job)
+{
+    struct rk_json *tree = rk_json_clone(rk_config_tree(job));
+
+    rk_json_set_path(tree, "reward.custom_reward_function.reward_kwargs", rk_json_new_null());
+    return tree;
+}
+
 /* The run's name: that of its directory, which a run that is continued keeps. */
 static struct rk_json *begin_message(const struct rk_logger_config *config)
 {
@@ -109,7 +120,7 @@ static struct rk_json *begin_message(const struct rk_logger_config *config)
     rk_json_set(begin, "experiment", rk_json_new_string(experiment));
     rk_json_set(begin, "run", rk_json_new_string(run));
     rk_json_set(begin, "dir", rk_json_new_string(config->run_dir));
-    rk_json_set(begin, "config", rk_json_clone(rk_config_tree(config->job)));
+    rk_json_set(begin, "config", public_config(config->job));
     rk_json_set(message, "begin", begin);
     rk_free(run);
     return message;
@@ -139,14 +150,16 @@ static struct rk_status *read_answer(struct program *program)
 static struct rk_status *start(struct program *program, const struct rk_logger_config *config)
 {
     const char *python = rk_config_string(config->job, "reward.python");
-    char *script = NULL;
+    char *script = NULL, *interpreter;
     struct rk_status *st = rk_share_find(&script, SCRIPT);
 
+    interpreter = rk_resolve_program(config->job_dir, python ? python : "python3");
     if (!st) {
-        char *argv[] = {(char *)(python ? python : "python3"), script, (char *)program->name, NULL};
+        char *argv[] = {interpreter, script, (char *)program->name, NULL};
 
         st = rk_reward_process_start(&program->process, argv, config->run_dir);
     }
+    rk_free(interpreter);
     rk_free(script);
     if (st)
         return st;
@@ -209,6 +222,19 @@ static struct rk_status *log_samples(void *state, int64_t step, const struct rk_
     return put_or_drop(state, message);
 }
 
+static struct rk_status *end_of(struct program *program)
+{
+    struct rk_str end = {0};
+    struct rk_status *st = NULL;
+
+    rk_reward_process_describe_end(&program->process, &end);
+    if (strcmp(rk_str_text(&end), RK_REWARD_PROCESS_SUCCESS) != 0)
+        st = RK_FAIL(RK_UNAVAILABLE, "its Python program %s; its last metrics may be missing",
+                     rk_str_text(&end));
+    rk_str_fini(&end);
+    return st;
+}
+
 static struct rk_status *finish(void *state, const char *outcome)
 {
     struct program *program = state;
@@ -219,7 +245,7 @@ static struct rk_status *finish(void *state, const char *outcome)
     if (!pump_until(program, has_ended, FINISH_MS))
         return RK_FAIL(RK_DEADLINE_EXCEEDED, "not finished after %d s; its last metrics may be missing",
                        FINISH_MS / 1000);
-    return NULL;
+    return end_of(program);
 }
 
 #define ROW(logger, text)                             \

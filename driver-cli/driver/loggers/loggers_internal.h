@@ -17,6 +17,7 @@
 struct rk_logger_config {
     const struct rk_config *job;
     const char *name;    /* of the logger; set by rk_loggers_create */
+    const char *job_dir; /* to which the job's relative paths are relative */
     const char *run_dir; /* absolute; the directory exists */
     FILE *console;       /* of the console logger; NULL: it is not opened */
     int32_t world_size;

@@ -19,7 +19,8 @@
 #define STATUS_WAIT_MS   500  /* for the exit status of a process that has closed its output */
 #define POLL_MS          5
 #define READ_BYTES       65536
-#define MESSAGE_LINE_MAX 4096 /* longer lines of standard error are cut into pieces */
+#define SENT_BYTES_KEPT  (1 << 20) /* in front of what a slow reader still has to read */
+#define MESSAGE_LINE_MAX 4096      /* longer lines of standard error are cut into pieces */
 
 extern char **environ;
 
@@ -176,6 +177,14 @@ struct rk_status *rk_reward_process_start(struct rk_reward_process *process, cha
 
 /* --- input and output --- */
 
+/* Drops the first bytes of a builder. */
+static void drop_front(struct rk_str *str, size_t bytes)
+{
+    memmove(str->text, str->text + bytes, str->bytes - bytes);
+    str->bytes -= bytes;
+    str->text[str->bytes] = '\0';
+}
+
 bool rk_reward_process_send(struct rk_reward_process *process)
 {
     struct rk_str *text = &process->to_send;
@@ -184,8 +193,15 @@ bool rk_reward_process_send(struct rk_reward_process *process)
         ssize_t sent = send(process->in, text->text + process->num_sent, text->bytes - process->num_sent,
                             MSG_NOSIGNAL | MSG_DONTWAIT);
 
-        if (sent < 0 && errno != EINTR)
-            return errno == EAGAIN;
+        if (sent < 0 && errno != EINTR) {
+            bool is_full = errno == EAGAIN;
+
+            if (process->num_sent > SENT_BYTES_KEPT) {
+                drop_front(text, process->num_sent);
+                process->num_sent = 0;
+            }
+            return is_full;
+        }
         process->num_sent += sent > 0 ? (size_t)sent : 0;
     }
     rk_str_clear(text);
@@ -201,14 +217,6 @@ bool rk_reward_process_receive(struct rk_reward_process *process)
     if (got > 0)
         rk_str_append_bytes(&process->received, chunk, (size_t)got);
     return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
-}
-
-/* Drops the first bytes of a builder. */
-static void drop_front(struct rk_str *str, size_t bytes)
-{
-    memmove(str->text, str->text + bytes, str->bytes - bytes);
-    str->bytes -= bytes;
-    str->text[str->bytes] = '\0';
 }
 
 bool rk_reward_process_next_line(struct rk_reward_process *process, struct rk_str *line)

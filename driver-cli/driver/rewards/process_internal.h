@@ -52,6 +52,7 @@ bool rk_reward_process_next_line(struct rk_reward_process *process, struct rk_st
 void rk_reward_process_pass_messages(struct rk_reward_process *process);
 /* Waits a moment for the exit status of a process that has closed its output; appends "exited with code 3".
  */
+#define RK_REWARD_PROCESS_SUCCESS "exited with code 0"
 void rk_reward_process_describe_end(struct rk_reward_process *process, struct rk_str *out);
 bool rk_reward_process_has_ended(const struct rk_reward_process *process);
 void rk_reward_process_signal(struct rk_reward_process *process, int signal_number); /* the whole group */

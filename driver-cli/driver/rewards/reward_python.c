@@ -61,12 +61,6 @@ static char *resolve(const char *path, const char *dir)
     return rk_resolve_path(dir, rk_str_has_prefix(path, file) ? path + sizeof(file) - 1 : path);
 }
 
-/* A relative path of the interpreter is relative to the job. */
-static char *resolve_program(const char *name, const char *dir)
-{
-    return strchr(name, '/') ? rk_resolve_path(dir, name) : rk_strdup(name);
-}
-
 static struct rk_status *make_argv(char ***out, const struct function *function, const char *dir)
 {
     char **argv, *shim;
@@ -75,7 +69,7 @@ static struct rk_status *make_argv(char ***out, const struct function *function,
     *out = NULL;
     RK_TRY(rk_share_find(&shim, SHIM));
     argv = rk_calloc(NUM_ARGS + 1, sizeof(*argv));
-    argv[count++] = resolve_program(function->python, dir);
+    argv[count++] = rk_resolve_program(dir, function->python);
     argv[count++] = shim;
     argv[count++] = rk_strdup("--path");
     argv[count++] = resolve(function->path, dir);
