@@ -15,6 +15,8 @@
 #include "base/rk_log.h"
 #include "base/rk_time.h"
 
+#define CLOSING_NS (5000 * 1000000LL) /* gRPC closes its end in far less, unless a call holds it */
+
 void rk_guard_watch(struct rk_guard *guard, int fd, uint32_t events, void *what)
 {
     struct epoll_event event = {.events = events, .data.ptr = what};
@@ -84,8 +86,19 @@ void rk_connection_drop(struct rk_guard *guard, struct rk_connection *connection
 {
     close_own(guard, connection);
     connection->is_closed = true;
+    connection->closed_ns = rk_time_now_ns();
     connection->is_ready = false;
     rk_connection_reap(guard, connection);
+}
+
+/* With the lock held: gRPC has closed the connection that had this number, and the record of that one must
+ * not be found by it any more. A record that the guard has closed is freed at the next tick. */
+static void forget_core_fd(struct rk_guard *guard, int fd)
+{
+    for (struct rk_connection *one = guard->connections; one; one = one->next) {
+        if (one->core_fd == fd)
+            one->core_fd = -1;
+    }
 }
 
 /* False when the daemon shuts down. Takes the socket then, too. */
@@ -100,6 +113,7 @@ static bool give_to_core(struct rk_guard *guard, struct rk_connection *connectio
     pthread_mutex_lock(&guard->lock);
     is_open = guard->listen_fd >= 0;
     if (is_open) {
+        forget_core_fd(guard, fd);
         connection->core_fd = fd;
         guard->config.on_connection(guard->config.user, fd);
     }
@@ -244,18 +258,19 @@ static int rank_victim(const struct rk_connection *one, bool has_many_viewers)
     if (one->cut_ns != 0)
         return 8;
     if (one->rights == RK_RIGHTS_VIEWER)
-        return has_many_viewers ? 6 + (one->relay.filter.num_open == 0) : 1;
+        return has_many_viewers ? 6 + (one->relay.filter.num_open == 0) : 0;
     if (one->rights != RK_RIGHTS_NONE || one->watch_fd >= 0) /* file permissions admitted it */
         return 0;
     return (one->is_known ? 2 : 4) + (one->core_fd < 0);
 }
 
+/* only_core: those that gRPC has, closed by the guard or not; else those that the guard has not closed. */
 static int count_rights(const struct rk_guard *guard, rk_rights_t rights, bool only_core)
 {
     int count = 0;
 
     for (const struct rk_connection *one = guard->connections; one; one = one->next)
-        count += one->rights == rights && (!only_core || one->core_fd >= 0);
+        count += one->rights == rights && (only_core ? one->core_fd >= 0 : !one->is_closed);
     return count;
 }
 
@@ -280,6 +295,18 @@ static struct rk_connection *find_victim(const struct rk_guard *guard, bool only
     return victim;
 }
 
+/* Whether a place becomes free anyway, as gRPC is about to close its end of a connection that the guard has
+ * closed: one that comes must not cost several their connections. */
+static bool has_closing(const struct rk_guard *guard, bool only_strangers, int64_t now_ns)
+{
+    for (const struct rk_connection *one = guard->connections; one; one = one->next) {
+        if (one->is_closed && now_ns - one->closed_ns < CLOSING_NS &&
+            (!only_strangers || one->rights == RK_RIGHTS_NONE))
+            return true;
+    }
+    return false;
+}
+
 static void evict(struct rk_guard *guard, struct rk_connection *victim, int64_t now_ns)
 {
     rk_guard_log_note(&guard->log, "dropped", victim->peer,
@@ -298,7 +325,7 @@ rk_guard_room_t rk_guard_make_room(struct rk_guard *guard, int64_t now_ns)
     if (guard->num_connections < guard->max_connections)
         return RK_GUARD_HAS_ROOM;
     victim = find_victim(guard, false);
-    if (victim)
+    if (victim && (victim->core_fd < 0 || !has_closing(guard, false, now_ns)))
         evict(guard, victim, now_ns);
     if (guard->num_connections < guard->max_connections)
         return RK_GUARD_HAS_ROOM;
@@ -314,7 +341,7 @@ rk_guard_room_t rk_guard_make_core_room(struct rk_guard *guard, int64_t now_ns)
 
     if (count_rights(guard, RK_RIGHTS_NONE, true) < most)
         return RK_GUARD_HAS_ROOM;
-    victim = find_victim(guard, true);
+    victim = has_closing(guard, true, now_ns) ? NULL : find_victim(guard, true);
     if (victim)
         evict(guard, victim, now_ns);
     return RK_GUARD_ROOM_LATER;

@@ -35,6 +35,7 @@ struct rk_connection {
     _Atomic rk_rights_t rights; /* the most that an authorised call of it had; NONE: a stranger */
     _Atomic int64_t called_ns;  /* its last authorised call, or when it was accepted */
     int64_t cut_ns;             /* 0: it was not */
+    int64_t closed_ns;          /* see is_closed */
     int watch_fd;               /* of a Unix socket: a copy; -1: this is a relay, or it is closed */
     struct rk_relay relay;
     bool is_ready, is_gone;

@@ -1,7 +1,10 @@
 /* The configuration: read at the start, read again by SIGHUP. A reload that fails changes nothing. */
 #include "daemon/daemon_internal.h"
 
+#include <errno.h>
 #include <stdio.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_log.h"
@@ -57,20 +60,63 @@ static void use_auth(struct rk_daemon *daemon, struct rk_auth *auth)
     daemon->auth = auth;
 }
 
-/* A token that the daemon has made stays valid until it ends, or another file is configured. */
+/* Settings after the reload, as far as they decide who may call: the listener stays. Borrows all. */
+static struct rk_settings next_access(const struct rk_daemon *daemon, const struct rk_config *config)
+{
+    struct rk_settings next = daemon->settings;
+
+    next.token_file = (char *)(uintptr_t)rk_config_string(config, "rpc.token_file");
+    return next;
+}
+
+/* *auth stays NULL when that in use goes on: a token that the daemon has made stays valid until it ends, or a
+ * file is configured. */
+static struct rk_status *make_auth(struct rk_auth **auth, const struct rk_daemon *daemon,
+                                   const struct rk_settings *next)
+{
+    struct rk_status *st;
+    char *path;
+
+    RK_TRY(rk_listen_check_policy(&next->listen, next->is_insecure, next->tls_cert != NULL,
+                                  next->asks_certificates, next->token_file != NULL));
+    if (!rk_settings_generates_token(next))
+        return rk_auth_create(auth, next->token_file);
+    if (rk_settings_generates_token(&daemon->settings))
+        return NULL;
+    path = rk_settings_generated_token(next);
+    st = rk_auth_create_generated(auth, path);
+    if (!st)
+        RK_INFO("rpc.token_file is not set any more: the token of this run is in %s", path);
+    rk_free(path);
+    return st;
+}
+
+/* No file is better than one whose token is not valid, which rankctl would send. */
+static void remove_generated(const struct rk_daemon *daemon)
+{
+    char *path = rk_settings_generated_token(&daemon->settings);
+
+    if (unlink(path) != 0 && errno != ENOENT)
+        RK_WARN("cannot remove '%s', a token that is not valid any more: %s", path, strerror(errno));
+    rk_free(path);
+}
+
 static struct rk_status *reload(struct rk_daemon *daemon)
 {
-    bool is_generated = rk_settings_generates_token(&daemon->settings);
+    bool was_generated = rk_settings_generates_token(&daemon->settings), is_generated;
     struct rk_config *config = NULL;
     struct rk_auth *auth = NULL;
+    struct rk_settings next;
     struct rk_status *st;
 
     RK_TRY(rk_daemon_config_load(&config, daemon->args));
-    st = is_generated && !rk_config_string(config, "rpc.token_file")
-             ? NULL
-             : rk_auth_create(&auth, rk_config_string(config, "rpc.token_file"));
+    next = next_access(daemon, config);
+    is_generated = rk_settings_generates_token(&next);
+    st = make_auth(&auth, daemon, &next);
     if (!st)
         st = rk_daemon_tls_reload(daemon->tls, &daemon->settings, config);
+    if (st ? is_generated && !was_generated : was_generated && !is_generated)
+        remove_generated(daemon);
     if (!st) {
         daemon->tls_warned_ns = 0;
         rk_settings_reload(&daemon->settings, config);

@@ -8,6 +8,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
+#include "base/rk_time.h"
 #include "tests/proc/cli_fixture.h"
 #include "tests/support/client.h"
 
@@ -130,6 +131,52 @@ static void test_service_has_a_token(void **state)
     rk_free(dir);
 }
 
+/* Goal: a service whose reload takes away rpc.token_file makes a token as at its start, and one whose reload
+ * sets it removes the file of the token that is not valid any more. */
+static void test_service_token_follows_reloads(void **state)
+{
+    char *dir = new_run_dir(), *address = rk_format("unix:%s/rankd.sock", dir);
+    char *config = rk_test_temp_path("rankd.json"), *tokens = rk_test_temp_path("tokens"),
+         *text = rk_format("{\"rpc\": {\"token_file\": \"%s\"}}", tokens), *token;
+    struct rk_proc *proc;
+
+    (void)state;
+    rk_test_write_file(tokens, "admin:0123456789abcdef0123456789abcdef\n", 39);
+    assert_int_equal(chmod(tokens, 0600), 0);
+    rk_test_write_file(config, text, strlen(text));
+    assert_int_equal(mkdir(dir, 0750), 0);
+    assert_int_equal(setenv("RUNTIME_DIRECTORY", dir, 1), 0);
+    proc = rk_proc_start_rankd((const char *const[]){"--config", config, NULL});
+    assert_string_equal(rk_proc_address(proc), address);
+    unsetenv("RUNTIME_DIRECTORY");
+    token = rk_path_join(dir, "token");
+    assert_int_not_equal(access(token, F_OK), 0);
+
+    rk_test_write_file(config, "{}", 2);
+    rk_proc_signal(proc, SIGHUP);
+    wait_stderr(proc, "the token of this run is in", START_MS);
+    wait_stderr(proc, "reloaded", START_MS);
+    assert_int_equal(mode_of(token), 0640);
+    assert_status(address, RK_UNAUTHENTICATED);
+    assert_rankctl(0, address);
+
+    rk_test_write_file(config, text, strlen(text));
+    rk_proc_signal(proc, SIGHUP);
+    for (int i = 0; i < 100 && access(token, F_OK) == 0; i++)
+        rk_time_sleep_ms(50);
+    assert_int_not_equal(access(token, F_OK), 0);
+    assert_status(address, RK_UNAUTHENTICATED);
+    rk_proc_signal(proc, SIGTERM);
+    assert_int_equal(rk_proc_wait(proc, START_MS), 0);
+    rk_proc_destroy(proc);
+    rk_free(token);
+    rk_free(text);
+    rk_free(tokens);
+    rk_free(config);
+    rk_free(address);
+    rk_free(dir);
+}
+
 /* Goal: a daemon on loopback TCP without a token says that every local user has all rights; with a token, or
  * by request, it does not. */
 static void test_open_loopback_warns(void **state)
@@ -164,6 +211,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_local_daemons_have_a_token),
         cmocka_unit_test(test_service_has_a_token),
+        cmocka_unit_test(test_service_token_follows_reloads),
         cmocka_unit_test(test_open_loopback_warns),
     };
 

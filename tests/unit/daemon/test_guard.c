@@ -2,6 +2,7 @@
 #include "daemon/guard_internal.h"
 #include "daemon/pipe_internal.h"
 
+#include <arpa/inet.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -15,11 +16,12 @@
 #include "tests/support/h2_raw.h"
 #include "tests/support/test.h"
 
-#define WAIT_MS     10000
-#define LARGE_BYTES (1 << 20)
-#define LOG_BYTES   4096
-#define SHORT_MS    200
-#define NUM_CUT     40 /* connections; more than the log's limit of lines per call site and second */
+#define WAIT_MS      10000
+#define LARGE_BYTES  (1 << 20)
+#define LOG_BYTES    4096
+#define MOST_FILLERS 64
+#define SHORT_MS     200
+#define NUM_CUT      40 /* connections; more than the log's limit of lines per call site and second */
 
 struct bench {
     struct rk_listen listen;
@@ -301,6 +303,98 @@ static void test_guard_full_of_viewers_takes_others(void **state)
     stop(&bench);
 }
 
+/* Goal: a viewer keeps its place while viewers have no more than their share, and one connection that comes
+ * closes one stranger only, however long gRPC takes to close its end. */
+static void test_guard_full_closes_one_for_one(void **state)
+{
+    int clients[RK_GUARD_CONNECTIONS_MIN], cores[RK_GUARD_CONNECTIONS_MIN], fd, core_fd;
+    struct rk_guard_stats stats;
+    struct bench bench;
+
+    (void)state;
+    start(&bench, RK_GUARD_FILES_RESERVED);
+    for (int i = 0; i < RK_GUARD_CONNECTIONS_MIN; i++)
+        clients[i] = connect_peer(&bench, &cores[i]);
+    trust(&bench, cores[0], RK_RIGHTS_VIEWER);
+    fd = connect_silently(&bench);
+    assert_true(h2_wait_closed(clients[1], WAIT_MS));
+    assert_false(h2_wait_closed(clients[2], SHORT_MS));
+    assert_false(h2_wait_closed(clients[3], 0));
+    close(cores[1]);
+    core_fd = take_given(&bench, WAIT_MS);
+    assert_true(core_fd >= 0);
+
+    trust(&bench, cores[2], RK_RIGHTS_DRIVER);
+    trust(&bench, cores[3], RK_RIGHTS_DRIVER);
+    trust(&bench, core_fd, RK_RIGHTS_DRIVER);
+    close(clients[1]);
+    clients[1] = h2_connect(rk_guard_address(bench.guard));
+    assert_true(h2_wait_closed(clients[1], WAIT_MS));
+    assert_false(h2_wait_closed(clients[0], 0));
+    rk_guard_get_stats(bench.guard, &stats);
+    assert_int_equal(stats.num_refused, 1);
+    close(fd);
+    close(core_fd);
+    for (int i = 0; i < RK_GUARD_CONNECTIONS_MIN; i++) {
+        close(clients[i]);
+        if (i != 1)
+            close(cores[i]);
+    }
+    stop(&bench);
+}
+
+/* One that connected before another is given to gRPC after it, under the number that the other one had. */
+static void reuse_number(struct bench *bench)
+{
+    int older = h2_connect(rk_guard_address(bench->guard)), client, core_fd, fillers[MOST_FILLERS], count = 0;
+    char core_peer[32], peer[64], expected[64];
+    struct sockaddr_in own;
+    socklen_t own_bytes = sizeof(own);
+    struct rk_str bytes = {0};
+
+    h2_greeting(&bytes);
+    client = connect_peer(bench, &core_fd);
+    close(client);
+    assert_true(h2_wait_closed(core_fd, WAIT_MS));
+    while (count < MOST_FILLERS && (fillers[count] = dup(older)) < core_fd)
+        count++;
+    assert_true(count > 0 && count < MOST_FILLERS);
+    close(fillers[count]);
+    close(fillers[count - 1]); /* for the guard's own end, which is made first */
+    close(core_fd);
+    assert_true(h2_send(older, &bytes, WAIT_MS));
+    core_fd = take_given(bench, WAIT_MS);
+    assert_int_equal(getsockname(older, (struct sockaddr *)&own, &own_bytes), 0);
+    snprintf(expected, sizeof(expected), "127.0.0.1:%d", ntohs(own.sin_port));
+    snprintf(core_peer, sizeof(core_peer), "fd:%d", core_fd);
+    rk_guard_format_peer(bench->guard, core_peer, peer, sizeof(peer));
+    assert_string_equal(peer, expected);
+    for (int i = 0; i < count - 1; i++)
+        close(fillers[i]);
+    close(older);
+    close(core_fd);
+    rk_str_fini(&bytes);
+}
+
+/* Goal: a number that gRPC has closed and that the next connection gets names that one only; the records of
+ * both are freed. */
+static void test_guard_number_names_one_connection(void **state)
+{
+    struct rk_guard_stats stats = {.num_connections = 1};
+    struct bench bench;
+
+    (void)state;
+    start(&bench, 0);
+    for (int i = 0; i < 20; i++)
+        reuse_number(&bench);
+    for (int i = 0; i < 100 && stats.num_connections > 0; i++) {
+        rk_time_sleep_ms(50);
+        rk_guard_get_stats(bench.guard, &stats);
+    }
+    assert_int_equal(stats.num_connections, 0);
+    stop(&bench);
+}
+
 /* Goal: gRPC has a bounded number of strangers: one more waits until the end of another is closed, and one
  * that leaves while it waits is never given to gRPC. */
 static void test_guard_bounds_strangers_of_core(void **state)
@@ -424,6 +518,8 @@ int main(void)
         cmocka_unit_test(test_guard_relays_large_frames_through_pipes),
         cmocka_unit_test(test_guard_full_drops_strangers_only),
         cmocka_unit_test(test_guard_full_of_viewers_takes_others),
+        cmocka_unit_test(test_guard_full_closes_one_for_one),
+        cmocka_unit_test(test_guard_number_names_one_connection),
         cmocka_unit_test(test_guard_bounds_strangers_of_core),
         cmocka_unit_test(test_guard_cuts_and_closes),
         cmocka_unit_test(test_guard_counts_all_and_logs_few),
