@@ -28,7 +28,7 @@ struct rk_metrics_http {
     int num_waiting; /* for L */
     struct peer {
         int fd;           /* -1: no connection */
-        int64_t begun_ns; /* of its connection or, from the second request on, of its last answer */
+        int64_t begun_ns; /* of its connection, of the headers of a request, or of its last answer */
     } peers[RK_METRICS_CONNECTIONS_MAX];
 };
 
@@ -81,6 +81,19 @@ static enum MHD_Result refuse(struct MHD_Connection *connection, unsigned code, 
     return result;
 }
 
+/* The time limit counts from now on. */
+static void restart_time(struct rk_metrics_http *http, struct MHD_Connection *connection)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+
+    if (!info || !info->socket_context)
+        return;
+    pthread_mutex_lock(&http->lock);
+    ((struct peer *)info->socket_context)->begun_ns = rk_time_now_ns();
+    pthread_mutex_unlock(&http->lock);
+}
+
 static enum MHD_Result ask(struct rk_metrics_http *http, struct MHD_Connection *connection, void **user)
 {
     struct scrape *scrape;
@@ -114,6 +127,7 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, 
     (void)body_bytes; /* a request with a body is answered before the body is read */
     if (scrape)
         return respond(connection, MHD_HTTP_OK, CONTENT_TYPE, &scrape->text);
+    restart_time(arg, connection); /* a scraper that keeps its connection may have been silent for long */
     if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
         return refuse(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "expected GET or HEAD");
     if (strcmp(path, PATH) != 0)
@@ -124,17 +138,10 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, 
 static void on_completed(void *arg, struct MHD_Connection *connection, void **user,
                          enum MHD_RequestTerminationCode why)
 {
-    const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    struct rk_metrics_http *http = arg;
     struct scrape *scrape = *user;
 
     (void)why;
-    if (info && info->socket_context) {
-        pthread_mutex_lock(&http->lock);
-        ((struct peer *)info->socket_context)->begun_ns = rk_time_now_ns();
-        pthread_mutex_unlock(&http->lock);
-    }
+    restart_time(arg, connection);
     *user = NULL;
     if (!scrape)
         return;

@@ -346,10 +346,14 @@ static struct rk_status *complete_option(struct rk_json *out, const struct rk_me
 struct rk_status *rk_method_complete_options(struct rk_json **out, const struct rk_method *method,
                                              const struct rk_json *given)
 {
-    struct rk_json *completed = rk_json_new_object();
+    struct rk_json *completed;
     struct rk_status *st = NULL;
 
     *out = NULL;
+    if (!rk_json_is_null(given) && rk_json_type(given) != RK_JSON_OBJECT)
+        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "%s: expected an object of options, got %s",
+                              method->name, rk_json_type_name(rk_json_type(given)));
+    completed = rk_json_new_object();
     for (void *it = rk_json_iter(given); it; it = rk_json_iter_next(given, it)) {
         if (!find_option(method, rk_json_iter_key(it)))
             RK_TRY_GOTO(st, name_option(unknown_option(method, rk_json_iter_key(it)), rk_json_iter_key(it)),

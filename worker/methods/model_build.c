@@ -16,7 +16,7 @@ static struct rk_status *override_config(struct rk_model_build *build, const str
     int64_t max_positions = 0;
 
     RK_TRY(rk_json_opt_i64(options, "", RK_KNOB_MAX_POSITIONS, 1, INT32_MAX, &max_positions));
-    if (max_positions > 0 && build->hf_config) {
+    if (max_positions > 0 && rk_json_type(build->hf_config) == RK_JSON_OBJECT) { /* else refused later */
         struct rk_json *config = rk_json_clone(build->hf_config);
 
         rk_json_free(build->hf_config);

@@ -74,6 +74,13 @@ static struct rk_status *refuse_alone(const struct rk_json *options, const char 
     return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected only with plan_only=true", key);
 }
 
+static struct rk_status *complete_owner(struct rk_model_build *build, const struct rk_json *owner)
+{
+    struct rk_status *st = rk_method_complete_options(&build->owner_options, build->call->job->method, owner);
+
+    return st ? RK_WRAP(st, "plan_owner") : NULL;
+}
+
 struct rk_status *rk_model_build_read_plan(struct rk_model_build *build)
 {
     const struct rk_json *options = build->call->job->options;
@@ -91,7 +98,7 @@ struct rk_status *rk_model_build_read_plan(struct rk_model_build *build)
     if (!rk_json_is_null(owner) && !build->share_with)
         return RK_FAIL(RK_INVALID_ARGUMENT, "plan_owner: expected only with share_weights_of");
     if (!rk_json_is_null(owner))
-        RK_TRY(rk_method_complete_options(&build->owner_options, build->call->job->method, owner));
+        RK_TRY(complete_owner(build, owner));
     build->room = rk_memory_room_of(build->call->worker->device);
     if (!rk_json_is_null(rooms))
         RK_TRY(read_room(build, rooms));

@@ -324,6 +324,8 @@ static const struct {
      "option 'response_length': expected an integer, got a string"},
     {"null where a value is needed", "generate_sequences", "{\"response_length\": null}", NULL, NULL,
      "option 'response_length': expected an integer, got null"},
+    {"no object", "generate_sequences", "[1]", NULL, NULL,
+     "generate_sequences: expected an object of options, got an array"},
     {"number for a boolean", "generate_sequences", "{\"response_length\": 4, \"do_sample\": 1}", NULL, NULL,
      "option 'do_sample': expected true or false, got an integer"},
     {"boolean for a number", "init_model", "{\"optim.lr\": true}", NULL, NULL,

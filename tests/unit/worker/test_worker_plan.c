@@ -343,6 +343,12 @@ static void test_plan_only_bad_options_are_refused(void **state)
          RK_INVALID_ARGUMENT},
         {"rollout", "\"plan_only\": true, \"plan_owner\": {\"model.hf_konfig\": 1}", "model.hf_konfig",
          RK_INVALID_ARGUMENT},
+        {"rollout", "\"plan_only\": true, \"plan_owner\": [1]",
+         "plan_owner: init_model: expected an object of options, got an array", RK_INVALID_ARGUMENT},
+        {"rollout",
+         "\"plan_only\": true, \"plan_owner\": {\"model.hf_config\": [1],"
+         " \"model.override_config.max_position_embeddings\": 64}",
+         "the top level: expected an object", RK_INVALID_ARGUMENT},
         {"rollout", "\"plan_only\": true, \"plan_owner\": {\"share_weights_of\": \"ref\"}",
          "plan_owner: share_weights_of", RK_INVALID_ARGUMENT},
         {"rollout", "\"plan_only\": true, \"plan_owner\": {\"model.path\": \"/nowhere\"}",
