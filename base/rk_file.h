@@ -1,4 +1,5 @@
-/* Input files: the one way in which files of users are opened for reading. */
+/* Input files: the way in which files of users are opened for reading. Exceptions: rk_file_kind, which only
+ * looks at a file's first bytes, and rk_auth_create, which follows no link. */
 #ifndef RK_FILE_H
 #define RK_FILE_H
 

@@ -19,6 +19,9 @@
     "write the model as safetensors with transformers: AutoModelForCausalLM.from_pretrained(DIR), then " \
     "save_pretrained(NEW_DIR)"
 
+#define IS_HTML \
+    "is an HTML page, as a download without access or from a wrong address gives: download it again"
+
 /* --- files --- */
 
 const char *rk_file_kind_of(const void *data, size_t bytes)
@@ -29,12 +32,8 @@ const char *rk_file_kind_of(const void *data, size_t bytes)
     } heads[] = {
         {"version https://git-lfs",
          "is a git-lfs pointer, not the file itself: run 'git lfs pull' in the directory", false},
-        {"<!doctype html",
-         "is an HTML page, as a download without access or from a wrong address gives: download it again",
-         true},
-        {"<html",
-         "is an HTML page, as a download without access or from a wrong address gives: download it again",
-         true},
+        {"<!doctype html", IS_HTML, true},
+        {"<html", IS_HTML, true},
         {"GGUF", "is a GGUF file, which is not read: use the model's directory with *.safetensors files",
          false},
         {"PK\003\004", "is a pickled file of PyTorch, which is not read: " TO_SAFETENSORS, false},

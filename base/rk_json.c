@@ -33,7 +33,7 @@ static struct rk_json *wrap_new(json_t *value)
     return wrap(value);
 }
 
-/* The parser's "... near 'TEXT'" as the text alone; "" when it names none. */
+/* " near 'TEXT'" of the parser's message; "" when it names none. */
 static const char *near_of(const json_error_t *error)
 {
     const char *near = strstr(error->text, " near ");

@@ -30,14 +30,16 @@ struct rk_status *rk_write_secret(const char *path, const char *text, mode_t mod
 {
     char *early = rk_format("%s.new", path);
     size_t bytes = strlen(text);
+    ssize_t written = -1;
     bool is_written;
     int fd, error;
 
     unlink(early); /* of a process that was killed here */
     fd = open(early, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-    is_written = fd >= 0 && write(fd, text, bytes) == (ssize_t)bytes && fchmod(fd, mode) == 0 &&
-                 rename(early, path) == 0;
-    error = errno;
+    if (fd >= 0)
+        written = write(fd, text, bytes);
+    is_written = written == (ssize_t)bytes && fchmod(fd, mode) == 0 && rename(early, path) == 0;
+    error = written >= 0 && written < (ssize_t)bytes ? ENOSPC : errno;
     if (fd >= 0)
         close(fd);
     if (fd >= 0 && !is_written)

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/rk_secret.h"
 #include "daemon/auth_internal.h"
 #include "daemon/config_internal.h"
 #include "daemon/lock_internal.h"
@@ -85,7 +86,7 @@ bool rk_settings_generates_token(const struct rk_settings *settings)
 
 char *rk_settings_generated_token(const struct rk_settings *settings)
 {
-    return rk_path_join(settings->runtime_dir, "token");
+    return rk_path_join(settings->runtime_dir, RK_TOKEN_NAME);
 }
 
 /* As of an abstract socket (rk_listen_check_policy), but 127.0.0.1 is the default, for a first try on one's

@@ -42,6 +42,22 @@ class Images(Texts):
         return {"raw_prompt": [], "multi_modal_data": {"image": [1]}}
 
 
+class Array:
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __bool__(self):
+        raise ValueError("the truth value of an array is ambiguous")
+
+
+class Arrays(Texts):
+    def __getitem__(self, i):
+        return {"raw_prompt": [], "multi_modal_inputs": Array(2)}
+
+
 class Nothing(Texts):
     def __getitem__(self, i):
         return {"other": 1}
@@ -81,13 +97,15 @@ class DatasetClassTest(unittest.TestCase):
             self.assertEqual(json.load(file), {"question": "2 + 2"})
 
     def test_failures_say_why(self):
-        for name, message in (("Absent", "has no class Absent; it has Images, Nothing, Rows, Texts"),
+        for name, message in (("Absent", "has no class Absent; it has Array, Arrays, Images, Nothing, Rows, Texts"),
                               ("Images", "item 0.multi_modal_data: rankd's prompts are text"),
+                              ("Arrays", "item 0.multi_modal_inputs: rankd's prompts are text"),
                               ("Nothing", "item 0: has neither raw_prompt nor prompt; it has other")):
             with self.subTest(name):
                 done = self.run_class(name)
                 self.assertNotEqual(done.returncode, 0)
                 self.assertIn(message, done.stderr)
+                self.assertEqual("Traceback" in done.stderr, name == "Absent")
 
 
 if __name__ == "__main__":

@@ -147,11 +147,21 @@ class CommandTest(unittest.TestCase):
             with open(self.out, "rb") as file:
                 self.assertEqual(file.read(), b"PAR1")
 
+    def test_command_renames_where_there_are_no_links(self):
+        link, os.link = os.link, lambda *paths: (_ for _ in ()).throw(PermissionError("no hard links"))
+        try:
+            printed = self.run_over([{"prompt": "p", "big": 10 ** 400}])
+        finally:
+            os.link = link
+        self.assertIn("1 rows", printed)
+        self.assertEqual(sorted(os.listdir(self.folder)), sorted(["in.parquet", os.path.basename(self.out)]))
+
     def test_command_leaves_a_file_of_the_partial_name(self):
         with open(self.out + ".partial", "w", encoding="utf-8") as file:
             file.write("mine")
-        with self.assertRaises(SystemExit):
+        with self.assertRaises(SystemExit) as caught:
             self.run_over([{"prompt": "p"}])
+        self.assertIn(".partial: exists: a left-over", str(caught.exception.code))
         with open(self.out + ".partial", encoding="utf-8") as file:
             self.assertEqual(file.read(), "mine")
 

@@ -89,7 +89,8 @@ def make_row(item, where, prompt_key):
     if not isinstance(item, dict):
         rows.fail(where, f"expected a dict, got {type(item).__name__}")
     for name in MEDIA:
-        if item.get(name):
+        value = item.get(name)
+        if value is not None and len(value) > 0:
             rows.fail(f"{where}.{name}", "rankd's prompts are text")
     prompt = item.get("raw_prompt", item.get(prompt_key))
     if prompt is None:
@@ -107,9 +108,12 @@ def main(arguments):
     os.dup2(2, 1)
     prompt_key = request["config"].get("prompt_key") or "prompt"
     dataset = make_dataset(load_class(args.path, args.name), request)
-    with open(args.out, "w", encoding="utf-8", newline="\n") as out:
-        for i in range(len(dataset)):
-            out.write(make_row(dataset[i], f"item {i}", prompt_key))
+    try:
+        with open(args.out, "w", encoding="utf-8", newline="\n") as out:
+            for i in range(len(dataset)):
+                out.write(make_row(dataset[i], f"item {i}", prompt_key))
+    except rows.ConversionError as error:
+        sys.exit(f"rankd_dataset.py: {error}")
 
 
 if __name__ == "__main__":

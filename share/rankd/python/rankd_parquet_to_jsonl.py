@@ -37,7 +37,7 @@ def convert_text(value, where):
 
 
 def convert_number(value, where):
-    if math.isinf(value):
+    if isinstance(value, float) and math.isinf(value):
         fail(where, f"{value} has no JSON form")
     return value  # NaN and integers beyond 64 bits are written as they are: rankctl reads them with a warning
 
@@ -166,20 +166,35 @@ def write_lines(paths, out, keep_nulls):
     return count
 
 
+def publish(partial, out_path):
+    """Gives the finished file its name. A link, unlike a renaming, does not replace a file that has appeared meanwhile."""
+    try:
+        os.link(partial, out_path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if os.path.lexists(out_path):
+            fail(out_path, "exists, and is not replaced")
+        os.rename(partial, out_path)
+
+
 def convert_files(paths, out_path, keep_nulls=False):
     """Writes all rows or nothing; returns their number. Neither the output nor the file in work may exist."""
     partial = out_path + ".partial"
     if os.path.lexists(out_path):
         fail(out_path, "exists, and is not replaced; the last argument is the output")
+    if os.path.lexists(partial):
+        fail(partial, "exists: a left-over of a conversion that was killed, or one that is running; remove it if none is")
     out = open(partial, "x", encoding="utf-8", newline="\n")
     try:
         with out:
             count = write_lines(paths, out, keep_nulls)
             out.flush()
             os.fsync(out.fileno())
-        os.link(partial, out_path)  # unlike a renaming, does not replace a file that has appeared meanwhile
+        publish(partial, out_path)
     finally:
-        os.remove(partial)
+        if os.path.lexists(partial):
+            os.remove(partial)
     return count
 
 
