@@ -28,11 +28,17 @@ struct conversion {
     RK_ARRAY(char *) owned;
     RK_ARRAY(struct difference) differences;
     struct rk_config *job;
-    int64_t nodes, gpus_per_node; /* that the command asks for */
-    int32_t world_size;           /* 0: not known */
+    int64_t nodes, gpus_per_node, asked; /* that the command asks for; their product */
+    int32_t world_size;                  /* 0: not known */
 };
 
 /* --- the job --- */
+
+/* Ray's settings have the environment of its workers, where tokens are given. */
+static bool may_be_secret(const char *path)
+{
+    return rk_str_has_prefix(path, "ray_kwargs") || rk_str_has_prefix(path, "ray_init");
+}
 
 static void on_foreign(void *user, const struct rk_config_foreign *row, const char *path,
                        const struct rk_json *value, const char *to)
@@ -40,7 +46,7 @@ static void on_foreign(void *user, const struct rk_config_foreign *row, const ch
     struct conversion *verl = user;
     struct difference difference = {
         .key = rk_strdup(path),
-        .value = rk_json_dump(value, 0, false),
+        .value = may_be_secret(path) ? rk_strdup("...") : rk_json_dump(value, 0, false),
         .to = to ? rk_strdup(row->to[strcspn(row->to, "=")] ? row->to : to) : NULL,
         .text = row->text,
         .is_ignored = row->kind == RK_CONFIG_FOREIGN_IGNORED,
@@ -73,20 +79,40 @@ static int64_t int_of(const struct rk_verl_command *command, const char *key, in
     return fallback;
 }
 
+static struct rk_status *check_count(const char *key, int64_t value)
+{
+    return value >= 1 && value <= RK_MESH_MAX_RANKS
+               ? NULL
+               : RK_FAIL(RK_INVALID_ARGUMENT, "%s=%" PRId64 ": expected 1 to %d", key, value,
+                         RK_MESH_MAX_RANKS);
+}
+
+/* The GPUs that the command is for. With --nproc_per_node torchrun starts the trainer, and decides. */
+static struct rk_status *read_asked(struct conversion *verl)
+{
+    const struct rk_verl_command *command = &verl->command;
+    bool is_torchrun = command->gpus_per_node != 0;
+    int64_t nodes = command->nodes ? command->nodes : 1;
+
+    RK_TRY(check_count("--nnodes", nodes));
+    verl->nodes = is_torchrun ? nodes : int_of(command, "trainer.nnodes", nodes);
+    verl->gpus_per_node =
+        is_torchrun ? command->gpus_per_node
+                    : int_of(command, "trainer.n_gpus_per_node", command->is_sft ? 1 : RL_GPUS_PER_NODE);
+    RK_TRY(check_count("trainer.nnodes", verl->nodes));
+    RK_TRY(check_count(is_torchrun ? "--nproc_per_node" : "trainer.n_gpus_per_node", verl->gpus_per_node));
+    verl->asked = verl->nodes * verl->gpus_per_node;
+    return NULL;
+}
+
 /* The daemons of --local or --hosts; without both, as many on this machine as the command asks for GPUs. */
 static struct rk_status *read_world(struct conversion *verl)
 {
-    const struct rk_verl_command *command = &verl->command;
     const char *local = rk_cli_find(verl->cli, "local");
     struct rk_hosts hosts = {0};
     int64_t count = 0;
 
-    verl->nodes = int_of(command, "trainer.nnodes", RK_MAX(command->nodes, 1));
-    verl->gpus_per_node = int_of(command, "trainer.n_gpus_per_node", command->is_sft ? 1 : RL_GPUS_PER_NODE);
-    if (command->gpus_per_node > 0) { /* torchrun starts the trainer, and decides */
-        verl->gpus_per_node = command->gpus_per_node;
-        verl->nodes = RK_MAX(command->nodes, 1);
-    }
+    RK_TRY(read_asked(verl));
     if (local) {
         if (!rk_parse_i64(local, &count) || count < 1 || count > RK_MESH_MAX_RANKS)
             return RK_FAIL(RK_INVALID_ARGUMENT, "--local=%s: expected a number of daemons", local);
@@ -102,7 +128,7 @@ static struct rk_status *read_world(struct conversion *verl)
                        "or RANKCTL_HOSTS, or --local N for N on this machine",
                        verl->nodes, verl->gpus_per_node);
     if (count == 0)
-        count = RK_MIN(RK_MAX(verl->nodes * verl->gpus_per_node, 1), RK_MESH_MAX_RANKS);
+        count = RK_MIN(verl->asked, RK_MESH_MAX_RANKS);
     verl->world_size = (int32_t)count;
     return NULL;
 }
@@ -111,6 +137,14 @@ static void add_owned(struct conversion *verl, char *override)
 {
     rk_array_append(&verl->owned, override);
     rk_array_append(&verl->overrides, override);
+}
+
+/* Whether the command, the words before it or the environment name a device. */
+static bool has_device(const struct conversion *verl)
+{
+    return find_override(verl->overrides.items, verl->overrides.count, "trainer.device") ||
+           find_override(verl->overrides.items, verl->overrides.count, "device") ||
+           rk_env("RANKCTL_JOB_DEVICE");
 }
 
 static struct rk_status *load_job(struct conversion *verl, int64_t num_own)
@@ -124,10 +158,9 @@ static struct rk_status *load_job(struct conversion *verl, int64_t num_own)
         rk_array_append(&verl->overrides, verl->command.overrides.items[i]);
     for (int64_t i = 0; i < num_own; i++)
         rk_array_append(&verl->overrides, own[i]);
-    if (!find_override(verl->overrides.items, verl->overrides.count, "trainer.device") &&
-        !find_override(own, num_own, "device"))
+    if (!has_device(verl))
         rk_array_append(&verl->overrides, "device=cuda"); /* verl's default */
-    if (verl->nodes * verl->gpus_per_node != verl->world_size || verl->command.is_sft) {
+    if (verl->asked != verl->world_size || verl->command.is_sft) {
         add_owned(verl, rk_strdup("trainer.nnodes=null"));
         add_owned(verl, rk_strdup("trainer.n_gpus_per_node=null"));
     }
@@ -200,7 +233,7 @@ static void print_lines(const struct conversion *verl)
     for (int64_t i = 0; i < command->ignored.count; i++)
         fprintf(stderr, "rankctl: %s: not read; give values that differ from verl's as KEY=VALUE\n",
                 command->ignored.items[i]);
-    if (verl->nodes * verl->gpus_per_node != verl->world_size)
+    if (verl->asked != verl->world_size)
         fprintf(stderr,
                 "rankctl: the command is for %" PRId64 " x %" PRId64 " GPUs; the run has %d daemons\n",
                 verl->nodes, verl->gpus_per_node, verl->world_size);

@@ -75,8 +75,9 @@ static struct rk_status *no_module(const char *const *words, int64_t count)
         if (modules[i].kind != KIND_OTHER)
             rk_str_appendf(&known, "%s%s", known.bytes ? ", " : "", modules[i].name);
     }
-    st = RK_FAIL(RK_INVALID_ARGUMENT, "%s%s: expected a command that runs one of %s",
-                 given ? "module " : "the command ", given ? given : words[0], rk_str_text(&known));
+    st = RK_FAIL(RK_INVALID_ARGUMENT, "%s%.*s: expected a command that runs one of %s",
+                 given ? "module " : "the command ", (int)(given ? strlen(given) : strcspn(words[0], "=")),
+                 given ? given : words[0], rk_str_text(&known));
     rk_str_fini(&known);
     return st;
 }
@@ -100,17 +101,38 @@ static bool read_option(int64_t *out, const char *const *words, int64_t count, i
     return rk_parse_i64(value, out);
 }
 
-static void read_launcher(struct rk_verl_command *out, const char *const *words, int64_t count)
+/* The program, names of the assignments before it, and names of options. The rest is not printed: tokens are
+ * given in assignments and in values of options. */
+static char *launcher_text(const char *const *words, int64_t count)
 {
     struct rk_str text = {0};
+    bool is_before_program = true;
 
     for (int64_t i = 0; i < count; i++) {
-        rk_str_appendf(&text, "%s%s", i > 0 ? " " : "", words[i]);
+        size_t bytes = strcspn(words[i], "=");
+        bool is_option = words[i][0] == '-';
+
+        if (!is_option && !is_before_program)
+            continue;
+        if (is_option && words[i][1] != '-')
+            bytes = RK_MIN(bytes, (size_t)2); /* "-eVALUE" */
+        rk_str_append(&text, text.bytes ? " " : "");
+        rk_str_append_bytes(&text, words[i], bytes);
+        rk_str_append(&text, words[i][bytes] == '=' ? "=..." : words[i][bytes] ? "..." : "");
+        if (is_option || (!words[i][bytes] && strcmp(words[i], "env") != 0))
+            is_before_program = false;
+    }
+    return rk_str_take(&text);
+}
+
+static void read_launcher(struct rk_verl_command *out, const char *const *words, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
         (void)read_option(&out->nodes, words, count, i, "nnodes");
         (void)read_option(&out->gpus_per_node, words, count, i, "nproc_per_node");
         (void)read_option(&out->node_rank, words, count, i, "node_rank");
     }
-    out->launcher = rk_str_take(&text);
+    out->launcher = launcher_text(words, count);
 }
 
 /* --- Hydra's arguments, after it --- */

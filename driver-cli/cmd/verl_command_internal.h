@@ -10,7 +10,7 @@
 
 struct rk_verl_command {
     const char *module; /* "verl.trainer.main_ppo" */
-    char *launcher;     /* the words before it, for messages */
+    char *launcher;     /* the words before it without their values, for messages */
     bool is_sft;
     int64_t nodes, gpus_per_node;     /* of torchrun; 0: not given */
     int64_t node_rank;                /* of torchrun; 0: not given */

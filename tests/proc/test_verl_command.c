@@ -19,6 +19,7 @@
     " data.train_files=sft.jsonl data.max_length=64 model.hf_config_path=config.json"          \
     " model.tokenizer_path=tokenizer.json engine=fsdp engine.ulysses_sequence_parallel_size=1" \
     " trainer.total_training_steps=1"
+#define RAY      " ++ray_kwargs.ray_init.runtime_env.env_vars.A=secret +ray_init.runtime_env.env_vars=secret"
 #define MAIN_PPO "-m verl.trainer.main_ppo"
 #define DRY      "$rankctl verl --dry-run "
 
@@ -29,8 +30,9 @@ static const struct shell_case forms[] = {
     {HERE DRY "-- python3 " MAIN_PPO RL, 0, NULL, "on 8 daemons"},
     {HERE DRY "-- python3 -u " MAIN_PPO RL, 0, NULL, "on 8 daemons"},
     {HERE DRY "-- uv run --frozen --all-packages --extra vllm python3 " MAIN_PPO RL, 0, NULL,
-     "left out: uv run --frozen --all-packages --extra vllm python3 -m\n"},
-    {HERE DRY "-- env HYDRA_FULL_ERROR=1 python3 " MAIN_PPO RL, 0, NULL, "left out: env HYDRA_FULL_ERROR=1"},
+     "left out: uv --frozen --all-packages --extra -m\n"},
+    {HERE DRY "-- env HYDRA_FULL_ERROR=1 python3 " MAIN_PPO RL, 0, NULL,
+     "left out: env HYDRA_FULL_ERROR=... python3 -m\n"},
     {HERE DRY "-- VLLM_USE_V1=1 python3 -m verl.trainer.main_ppo_sync" RL, 0, NULL, "main_ppo_sync is"},
     {HERE DRY "-- ray job submit --no-wait --runtime-env=env.yaml --working-dir . -- python3 -m "
               "recipe.dapo.main_dapo" RL,
@@ -51,6 +53,8 @@ static const struct shell_case forms[] = {
      "--config-name=ppo_megatron_trainer: not read"},
     {HERE DRY "-- python3 " MAIN_PPO " --config-name ppo_trainer" RL, 0, NULL, "ppo_trainer: not read"},
     {HERE DRY "device=cpu -- python3 " MAIN_PPO RL, 0, "\"device\": \"cpu\"", "device cpu"},
+    {HERE DRY "-- python3 " MAIN_PPO RL " device=cpu", 0, "\"device\": \"cpu\"", "device cpu"},
+    {HERE "RANKCTL_JOB_DEVICE=cpu " DRY "-- python3 " MAIN_PPO RL, 0, "\"device\": \"cpu\"", "device cpu"},
     {HERE DRY "-- python3 " MAIN_PPO RL " trainer.device=cpu", 0, "\"device\": \"cpu\"", NULL},
     {HERE DRY "trainer.total_training_steps=9 -- python3 " MAIN_PPO RL, 0, "\"total_training_steps\": 9",
      NULL},
@@ -65,6 +69,15 @@ static const struct shell_case forms[] = {
               " 2>/dev/null | (cd / && $rankctl config show -)",
      0, "\"" DIGITS "sft.jsonl\"", NULL},
     {HERE DRY "--output=json -- python3 " MAIN_PPO RL, 0, "\"kind\": \"Verl\"", NULL},
+    /* No value that may be a secret is printed. */
+    {HERE DRY
+     "-- WANDB_API_KEY=secret ray job submit --runtime-env-json='{\"env_vars\": {\"A\": \"secret\"}}' "
+     "--headers '{\"A\": \"secret\"}' -Hsecret -- env WANDB_API_KEY=secret python3 " MAIN_PPO RL RAY,
+     0, NULL, "left out: WANDB_API_KEY=... ray --runtime-env-json=... --headers -H... -- -m\n"},
+    {HERE DRY "-- python3 " MAIN_PPO RL RAY, 0, NULL, "ray_kwargs.ray_init.runtime_env.env_vars.A=...  "},
+    {HERE "! { " DRY "--output=json -- env A=secret python3 " MAIN_PPO RL RAY " 2>&1 | grep secret; }", 0, "",
+     NULL},
+    {"! { " DRY "-- A=secret python3 2>&1 | grep secret; }", 0, "", NULL},
     /* The table. */
     {HERE DRY "-- python3 " MAIN_PPO RL, 0, NULL, "no effect  sequences are always packed\n"},
     {HERE DRY "-- python3 " MAIN_PPO RL, 0, NULL, "other key  actor_rollout_ref.rollout.name=\"rankd\": "},
@@ -86,6 +99,14 @@ static const struct shell_case wrong[] = {
      "flag: data.trian_files: unknown key; did you mean 'train_files'?"},
     {HERE DRY "--local 3 -- python3 " MAIN_PPO RL, 2, NULL, "on 3 daemons: data.train_batch_size=4"},
     {HERE DRY "--local x -- python3 " MAIN_PPO RL, 2, NULL, "--local=x: expected a number of daemons"},
+    {HERE DRY "-- python3 " MAIN_PPO RL " trainer.nnodes=4611686018427387904", 2, NULL,
+     "trainer.nnodes=4611686018427387904: expected 1 to 4096"},
+    {HERE DRY "-- python3 " MAIN_PPO RL " trainer.n_gpus_per_node=0", 2, NULL,
+     "trainer.n_gpus_per_node=0: expected 1 to 4096"},
+    {DRY "-- torchrun --nnodes=9999 -m verl.trainer.sft_trainer", 2, NULL,
+     "--nnodes=9999: expected 1 to 4096"},
+    {DRY "-- torchrun --nproc_per_node=-1 -m verl.trainer.sft_trainer", 2, NULL,
+     "--nproc_per_node=-1: expected 1 to 4096"},
     {HERE "$rankctl verl -- python3 " MAIN_PPO RL " trainer.nnodes=2", 2, NULL,
      "the command is for 2 nodes of 8 GPUs: give the daemons with --hosts"},
 };
@@ -109,6 +130,17 @@ static const struct shell_case scripts[] = {
      "data: ", NULL},
     {"test \"$($rankctl verl-env)\" = \"$($rankctl verl-env)\"", 0, NULL, NULL},
     {"env -u HOME -u XDG_STATE_HOME $rankctl verl-env", 2, NULL, "expected a DIR"},
+    {"mkdir \"$dir\" && " SHIMS "python3 -m verl.model_merger merge", 2, NULL,
+     "does not run verl.model_merger"},
+    {"mkdir \"$dir\" && " SHIMS "python3 a/recipe/dapo/main_dapo.py fast", 2, NULL,
+     "'fast' after recipe.dapo.main_dapo"},
+    /* A program of the user stays, and nothing is written beside it; scripts of this command are renewed. */
+    {"mkdir \"$dir\" && echo mine >\"$dir/uv\" && $rankctl verl-env \"$dir\"", 2, NULL,
+     "/uv' exists and was not made by rankctl verl-env"},
+    {"mkdir \"$dir\" && echo mine >\"$dir/uv\" && ! $rankctl verl-env \"$dir\" && ls \"$dir\" && cat "
+     "\"$dir/uv\"",
+     0, "uv\nmine\n", NULL},
+    {"mkdir \"$dir\" && $rankctl verl-env \"$dir\" && $rankctl verl-env \"$dir\"", 0, NULL, NULL},
     {"$rankctl verl-env /dev/null/x", 2, NULL, "/dev/null"},
 };
 
