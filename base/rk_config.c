@@ -1,6 +1,7 @@
 /* The public face of configuration: one load from all sources, and typed reads of the result. */
 #include "base/rk_config.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -309,12 +310,14 @@ bool rk_config_is_null(const struct rk_config *config, const char *path)
 bool rk_config_is_default(const struct rk_config *config, const char *path)
 {
     const char *text = get_row(config, path)->default_text;
+    const struct rk_json *own = get_value(config, path);
     struct rk_json *value = NULL;
     struct rk_status *st = text ? rk_json_parse(&value, text, strlen(text), path, 0) : NULL;
     bool is_equal;
 
-    RK_ASSERT(st == NULL); /* the table is part of the program */
-    is_equal = value && rk_json_equal(value, get_value(config, path));
+    RK_ASSERT(st == NULL);                            /* the table is part of the program */
+    is_equal = value && (rk_json_equal(value, own) || /* 1 is 1.0 */
+                         rk_json_as_real(value, NAN) == rk_json_as_real(own, NAN));
     rk_json_free(value);
     return is_equal;
 }

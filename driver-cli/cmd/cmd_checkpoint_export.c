@@ -250,6 +250,25 @@ out:
     return st;
 }
 
+/* Daemons have no tokenizer: it comes from the checkpoint, or from the directory that the user names. */
+static struct rk_status *add_tokenizer(const struct rk_cli *cli, const char *out)
+{
+    const char *given = rk_cli_find(cli, "tokenizer");
+    char *file = rk_path_join(out, "tokenizer.json");
+    struct rk_status *st = NULL;
+
+    if (given && access(out, W_OK) == 0)
+        st = rk_flow_copy_tokenizer(given, out);
+    if (!st && access(file, F_OK) != 0)
+        fprintf(stderr, "rankctl: %s has no tokenizer; %s\n", out,
+                access(out, W_OK) != 0
+                    ? "it is not on this machine: copy tokenizer.json and its companions there"
+                : given ? "the directory of --tokenizer has no tokenizer.json"
+                        : "copy tokenizer.json and its companions, or export with --tokenizer DIR");
+    rk_free(file);
+    return st;
+}
+
 static struct rk_status *check_export(const struct rk_cli *cli)
 {
     bool has_checkpoint = cli->line.args.count > 0;
@@ -275,6 +294,8 @@ static struct rk_status *run_export(struct rk_cli *cli)
     out = rk_ckpt_cmd_path(rk_cli_find(cli, "out"));
     st = cli->line.args.count > 0 ? export_checkpoint(cli, out) : export_live(cli, out);
     if (!st)
+        st = add_tokenizer(cli, out);
+    if (!st)
         rk_ckpt_cmd_print(cli, "ModelExported", out, &(struct rk_driver_result){0});
     rk_free(out);
     return st;
@@ -284,6 +305,7 @@ static const struct rk_option export_options[] = {
     {"out", "DIR", "Hugging Face directory to write, on the daemons' hosts"},
     {"local", "N", "start N daemons on this machine for a checkpoint; one is enough"},
     {"device", "cpu|cuda", "device of the daemons of --local (default: cpu)"},
+    {"tokenizer", "DIR", "directory whose tokenizer is copied to --out (default: that of the checkpoint)"},
     {"role", "ROLE", "role whose model is exported (default: actor)"},
     {"takeover", NULL, "claim the daemons even if another driver holds them"},
     {NULL, NULL, NULL},

@@ -123,7 +123,7 @@ static struct rk_status *start_daemon(struct planning *plan)
     struct rk_status *st;
 
     RK_TRY(make_log_dir(plan));
-    report->device = rk_config_string(plan->job, "device");
+    report->device = rk_job_device(plan->job);
     st = start_on(plan, report->device);
     if (rk_status_code(st) != RK_INVALID_ARGUMENT || strcmp(report->device, "cpu") == 0)
         return st;

@@ -128,17 +128,26 @@ static struct rk_status *make_record_dir(char **out, const struct rk_run_command
     return NULL;
 }
 
+/* A job may not know that there are GPUs, and verl's default is to use them. */
+static void say_device(const struct rk_config *job)
+{
+    if (!rk_config_string(job, "device") && strcmp(rk_job_device(job), "cpu") == 0 &&
+        access("/dev/nvidia0", F_OK) == 0)
+        RK_WARN("device=cpu, the default, although this machine has GPUs; set device=cuda to use them");
+}
+
 static struct rk_status *start_local(struct rk_run_command *run)
 {
     struct rk_status *st;
     char *record_dir;
 
+    say_device(run->job);
     RK_TRY(make_record_dir(&record_dir, run));
     st = rk_model_dirs_start_local(&run->local, &run->inputs,
                                    (struct rk_local_config){
                                        .struct_size = sizeof(struct rk_local_config),
                                        .num_daemons = run->world_size,
-                                       .device = rk_config_string(run->job, "device"),
+                                       .device = rk_job_device(run->job),
                                        .log_dir = run->dir.path,
                                        .record_dir = record_dir,
                                    });
@@ -328,6 +337,11 @@ static struct rk_status *add_advice(struct rk_run_command *run, struct rk_status
     struct rk_str text = {0};
     struct rk_status *all = st;
 
+    if (run->local && strcmp(rk_status_reason(st), "DETACHED") == 0) { /* they end with this process */
+        rk_status_free(st);
+        return RK_FAIL(RK_CANCELLED,
+                       "interrupted twice: the daemons of --local are stopped without saving the model");
+    }
     if (st && run->local)
         rk_local_describe_deaths(run->local, &advice);
     else if (strcmp(rk_status_reason(st), "PEER_LOST") == 0)

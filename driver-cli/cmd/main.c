@@ -88,7 +88,8 @@ static void report(const struct rk_cli *cli, const struct rk_status *st)
 {
     char *message = rk_cli_printable(rk_status_message(st));
 
-    fprintf(stderr, "rankctl: %s\n", message);
+    /* Those of the command line begin with the command. */
+    fprintf(stderr, "%s%s\n", rk_str_has_prefix(message, "rankctl ") ? "" : "rankctl: ", message);
     rk_free(message);
     if (rk_cli_is_json(cli) && !cli->has_told) {
         struct rk_json *body = rk_json_new_object();

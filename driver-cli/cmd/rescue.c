@@ -86,11 +86,11 @@ static void tell_how_to_save(const struct rk_rescue *rescue, holder_t holder)
 
     fprintf(stderr,
             "rankctl: %s keep the model of step %" PRId64 " for lease.grace (%s); this saves it%s:\n"
-            "  rankctl checkpoint export%s --out %s\n",
+            "  rankctl checkpoint export%s --out %s --tokenizer %s\n",
             holder == HOLDER_REPLICA ? "some daemons are lost; the remaining daemons" : "the daemons",
             rescue->step, rescue->local ? RK_LOCAL_GRACE : "10min unless they are configured otherwise",
             rescue->is_tried ? ", in a directory with enough space" : "", access,
-            rescue->is_tried ? "DIR" : rescue->flow->export_path);
+            rescue->is_tried ? "DIR" : rescue->flow->export_path, rescue->flow->inputs->tokenizer_dir);
     if (holder == HOLDER_GROUP && rescue->flow->checkpoints)
         fprintf(stderr,
                 "and this also saves the state for further training:\n  rankctl checkpoint save%s "

@@ -24,7 +24,7 @@ static struct rk_status *start_daemons(struct rk_verification *v, struct rk_veri
                                      (struct rk_local_config){
                                          .struct_size = sizeof(struct rk_local_config),
                                          .num_daemons = world_size,
-                                         .device = rk_config_string(side->job, "device"),
+                                         .device = rk_job_device(side->job),
                                          .log_dir = side->dir,
                                      });
 }

@@ -187,6 +187,15 @@ bool rk_job_bool_or(const struct rk_config *job, const char *path, bool fallback
     return rk_config_is_null(job, path) ? fallback : rk_config_bool(job, path);
 }
 
+const char *rk_job_device(const struct rk_config *job)
+{
+    const char *chosen = rk_config_string(job, "device");
+
+    if (chosen)
+        return chosen;
+    return rk_config_is_null(job, "trainer.n_gpus_per_node") ? "cpu" : "cuda";
+}
+
 const char *rk_job_dtype(const struct rk_config *job, const char *device_kind)
 {
     const char *chosen = rk_config_string(job, RK_JOB_ACTOR "megatron.dtype");

@@ -63,6 +63,13 @@ struct rk_status *rk_job_check(const struct rk_config *job, int32_t world_size) 
  * become absolute; outputs are relative to the working directory.
  * The caller frees it. */
 struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *dir);
+/* Keys whose value in verl's whole default configuration differs from that of an empty job
+ * (verl_defaults.def). */
+struct rk_verl_default {
+    const char *path, *value; /* verl's, as JSON without blanks */
+    const char *why;
+};
+const struct rk_verl_default *rk_job_verl_defaults(int64_t *count);
 /* verl's other keys (verl_keys.def), and the page about them (docs/verl.md). */
 const struct rk_config_foreign *rk_job_verl_keys(int64_t *count);
 const struct rk_config_preset *rk_job_verl_presets(bool is_sft, int64_t *count);
@@ -287,6 +294,8 @@ struct rk_kl_ctrl rk_job_kl_ctrl(const struct rk_config *job);
 int64_t rk_job_int_or(const struct rk_config *job, const char *path, int64_t fallback);
 bool rk_job_bool_or(const struct rk_config *job, const char *path, bool fallback);
 
+/* Device of the daemons that --local starts: "cpu", "cuda". */
+const char *rk_job_device(const struct rk_config *job);
 /* megatron.dtype, or its default on devices of that kind ("cpu", "cuda"). */
 const char *rk_job_dtype(const struct rk_config *job, const char *device_kind);
 /* numerics, or its default on devices of that kind for the model of that config.json (NULL: not known). */

@@ -14,6 +14,7 @@
 #define NEW_PATH     "reward.custom_reward_function.path"
 #define FILE_PREFIX  "file://"
 #define MODULE_FIRST "pkg://"
+#define BATCH_SIZE   1024 /* responses of a call of a function that takes lists */
 
 static bool has_custom_function(const struct rk_config *job)
 {
@@ -31,6 +32,15 @@ bool rk_job_reward_takes_columns(const struct rk_config *job)
     return strcmp(rk_json_as_string(rk_json_find_path(rk_config_tree(job), "reward.style"), ""), "trl") == 0;
 }
 
+/* verl's reward manager "batch" calls the function with the whole batch. */
+static void set_batch_style(struct rk_json *reward)
+{
+    if (rk_json_is_null(rk_json_find(reward, "style")))
+        rk_json_set(reward, "style", rk_json_new_string("verl_batch"));
+    if (rk_json_is_null(rk_json_find(reward, "batch_size")))
+        rk_json_set(reward, "batch_size", rk_json_new_int(BATCH_SIZE));
+}
+
 struct rk_json *rk_job_reward(const struct rk_config *job)
 {
     const struct rk_json *tree = rk_config_tree(job);
@@ -46,6 +56,8 @@ struct rk_json *rk_job_reward(const struct rk_config *job)
         rk_json_remove(reward, FUNCTION); /* a name without a file, which verl's default configuration has */
     if (rk_config_is_null(job, "reward.name"))
         rk_json_set(reward, "name", rk_json_new_string(has_function ? "python" : "auto"));
+    if (has_function && strcmp(rk_config_string(job, "reward.reward_manager.name"), "batch") == 0)
+        set_batch_style(reward);
     return reward;
 }
 

@@ -32,27 +32,17 @@ static const struct role_keys refused[] = {
      "set distillation.enabled=true, or algorithm.use_opd=true"},
 };
 
-/* Values of verl's default configuration that differ from the default here, which is the actor's value. */
-static const struct {
-    const char *key, *value;
-} verl_values[] = {
-    {RK_JOB_CRITIC "model.path", "\"~/models/deepseek-llm-7b-chat\""},
-};
-
 static bool has_verl_value(const struct rk_config *job, const char *key)
 {
-    for (size_t i = 0; i < RK_ARRAY_LEN(verl_values); i++) {
-        char *text;
-        bool is_equal;
+    int64_t count;
+    const struct rk_verl_default *defaults = rk_job_verl_defaults(&count);
+    char *text = rk_json_dump(rk_json_find_path(rk_config_tree(job), key), 0, false);
+    bool is_equal = false;
 
-        if (strcmp(verl_values[i].key, key) != 0)
-            continue;
-        text = rk_json_dump(rk_json_find_path(rk_config_tree(job), key), 0, false);
-        is_equal = strcmp(text, verl_values[i].value) == 0;
-        rk_free(text);
-        return is_equal;
-    }
-    return false;
+    for (int64_t i = 0; i < count && !is_equal; i++)
+        is_equal = strcmp(defaults[i].path, key) == 0 && strcmp(defaults[i].value, text) == 0;
+    rk_free(text);
+    return is_equal;
 }
 
 /* "critic.optim.lr" has the actor's value: it says nothing that the actor's key does not. */

@@ -2,6 +2,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_knobs.h"
 #include "driver-cli/driver/job_internal.h"
+#include "driver-cli/driver/verl_defaults.def"
 #include "driver-cli/driver/verl_keys.def"
 #include "driver-cli/driver/verl_sft_keys.def"
 
@@ -34,6 +35,18 @@ const struct rk_config_foreign *rk_job_verl_keys(int64_t *count)
 {
     *count = RK_ARRAY_LEN(rows);
     return rows;
+}
+
+static const struct rk_verl_default defaults[] = {
+#define DEFAULT(path, value, why) {path, value, why},
+    RK_VERL_DEFAULT_TABLE(DEFAULT)
+#undef DEFAULT
+};
+
+const struct rk_verl_default *rk_job_verl_defaults(int64_t *count)
+{
+    *count = RK_ARRAY_LEN(defaults);
+    return defaults;
 }
 
 /* Values as they stand on a command line, in a cell of a Markdown table. */
@@ -83,6 +96,36 @@ static const char intro[] =
     "matches key and value is used, and `a.*` in place of `b.*` renames a key. Other keys are refused, with "
     "the name of a similar one.\n";
 
+static const char about_defaults[] = "\n## Defaults\n"
+                                     "\n"
+                                     "Every other key of verl has verl's default, or one with the same "
+                                     "effect. Of these, an empty job has another "
+                                     "value\n"
+                                     "than verl 0.9.1's whole configuration, which is taken as well; "
+                                     "`data.seed=null` means 1, so that a run can be\n"
+                                     "repeated.\n"
+                                     "\n| key | verl | rankd | |\n|---|---|---|---|\n";
+
+static const char *own_default(const char *path)
+{
+    int64_t count;
+    const struct rk_config_key *keys = rk_job_keys(&count);
+
+    for (int64_t i = 0; i < count; i++) {
+        if (strcmp(keys[i].path, path) == 0)
+            return keys[i].default_text ? keys[i].default_text : "required";
+    }
+    return "";
+}
+
+static void format_defaults(struct rk_str *out)
+{
+    rk_str_append(out, about_defaults);
+    for (size_t i = 0; i < RK_ARRAY_LEN(defaults); i++)
+        rk_str_appendf(out, "| `%s` | `%s` | `%s` | %s |\n", defaults[i].path, defaults[i].value,
+                       own_default(defaults[i].path), defaults[i].why);
+}
+
 void rk_job_format_verl_keys(struct rk_str *out)
 {
     rk_str_append(out, intro);
@@ -94,4 +137,5 @@ void rk_job_format_verl_keys(struct rk_str *out)
     RK_VERL_SFT_KEY_TABLE(ROW, HEADING)
 #undef HEADING
 #undef ROW
+    format_defaults(out);
 }

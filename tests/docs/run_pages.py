@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 SOURCE = pathlib.Path(sys.argv[1]).resolve()
 BUILD = pathlib.Path(sys.argv[2]).resolve() if len(sys.argv) > 2 else None
@@ -72,6 +73,7 @@ def copy_sources(folder):
 
 def run(page, text, folder, environment):
     """The page's commands in one shell; programs in the background end with it."""
+    begin = time.monotonic()
     with tempfile.NamedTemporaryFile("w+") as output:
         shell = subprocess.Popen(["bash", "-c", f"{PRELUDE}{text}\n"], cwd=folder, start_new_session=True,
                                  env={**environment, "PAGE_OUTPUT": output.name},
@@ -86,7 +88,7 @@ def run(page, text, folder, environment):
             pass
         shell.wait(60)
         output.seek(0)
-        print(f"{page}: {len(text.splitlines())} lines, exit code {code}")
+        print(f"{page}: {len(text.splitlines())} lines, exit code {code}, {time.monotonic() - begin:.0f} s", flush=True)
         if code != 0:
             print(f"--- commands:\n{text}\n--- printed:\n{output.read()}")
     return code == 0

@@ -18,7 +18,7 @@
 #define GATED_REWARD                                                                                     \
     "reward={\"name\": \"command\", \"num_workers\": 1, \"command\": [\"sh\", \"-c\", \"read -r hello; " \
     "echo '{\\\"hello\\\": 2}'; while read -r line; do id=${line#*:*:}; id=${id%%%%,*}; "                \
-    "while [ $id -ge 16 ] && [ ! -e %s ]; do sleep 0.1; done; "                                          \
+    "while [ $id -ge 17 ] && [ ! -e %s ]; do sleep 0.1; done; "                                          \
     "echo '{\\\"id\\\": '$id', \\\"score\\\": 1}'; done\"]}"
 
 /* Runs two steps with a checkpoint each; returns the run directory. */

@@ -516,8 +516,8 @@ static void test_run_prompt_without_a_reward_is_refused(void **state)
 
     (void)state;
     assert_exit(&outcome, 2);
-    assert_text("stderr", outcome.err, "data.train_files: prompt ");
-    assert_text("stderr", outcome.err, "data_source 'digits' selects no reward");
+    assert_text("stderr", outcome.err, ": data_source 'digits' selects no reward");
+    assert_text("stderr", outcome.err, "train.jsonl:");
     outcome_fini(&outcome);
     rk_free(dir);
 }

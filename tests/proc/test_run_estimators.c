@@ -13,6 +13,7 @@ static const char answers[] =
     "read -r hello && echo '{\"hello\": 2}'\n"
     "while read -r line; do\n"
     "    id=${line#*'\"id\":'}; id=${id%%,*}\n"
+    "    [ $id = 0 ] && echo '{\"id\": 0, \"score\": 0}' && continue\n" /* the trial before the run */
     "    prompt=${line#*'\"prompt\":'}; prompt=${prompt%%'\"solution_str\"'*}\n"
     "    sum=$(printf %s \"$prompt\" | cksum); sum=${sum%% *}\n"
     "    eval \"n=$((count_$sum + 0)); count_$sum=$((count_$sum + 1))\"\n"

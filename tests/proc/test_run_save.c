@@ -15,7 +15,7 @@
     "reward={\"name\": \"command\", \"num_workers\": 1, \"on_error\": \"fail\", \"command\": [\"sh\", "  \
     "\"-c\", "                                                                                           \
     "\"read -r hello; echo '{\\\"hello\\\": 2}'; while read -r line; do id=${line#*:*:}; id=${id%%,*}; " \
-    "[ $id -lt 20 ] || exit 3; echo '{\\\"id\\\": '$id', \\\"score\\\": 1}'; done\"]}"
+    "[ $id -lt 21 ] || exit 3; echo '{\\\"id\\\": '$id', \\\"score\\\": 1}'; done\"]}"
 
 static struct outcome run_job(const char *where, const char *value, const char *dir, const char *change)
 {
@@ -70,7 +70,8 @@ static void test_save_run_on_hosts_prints_the_command_that_saves(void **state)
     struct outcome outcome = run_job("--hosts", rk_proc_address(daemon), dir, REWARD_OF_ONE_STEP);
 
     (void)state;
-    command = rk_format("rankctl checkpoint export --hosts %s --out %s/hf\n", rk_proc_address(daemon), dir);
+    command = rk_format("rankctl checkpoint export --hosts %s --out %s/hf --tokenizer ",
+                        rk_proc_address(daemon), dir);
     assert_exit(&outcome, 1);
     assert_text("stderr", outcome.err, "the daemons keep the model of step 1 for lease.grace");
     assert_text("stderr", outcome.err, command);

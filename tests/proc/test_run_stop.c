@@ -518,6 +518,29 @@ static void test_run_interrupted_twice_detaches_from_the_call(void **state)
     stop_group(&group);
     rk_free(dir);
 }
+
+/* Goal: after the same with --local nothing continues, and the message says so. */
+static void test_stop_twice_of_local_daemons_says_that_they_end(void **state)
+{
+    char *dir = new_run_dir();
+    struct rk_proc *run;
+    struct outcome outcome;
+
+    (void)state;
+    setenv("RANKD_FAULTS", "worker.before_method=sleep:8s@6", 1);
+    run = start_long_run("--local", "2", dir);
+    unsetenv("RANKD_FAULTS");
+    wait_stderr(run, FIRST_STEP, 30000);
+    rk_time_sleep_ms(1000);
+    rk_proc_signal(run, SIGINT);
+    rk_time_sleep_ms(500);
+    rk_proc_signal(run, SIGINT);
+    outcome = finish_rankctl(run, 6000);
+    assert_exit(&outcome, -SIGINT);
+    assert_text("stderr", outcome.err, "interrupted twice: the daemons of --local are stopped");
+    outcome_fini(&outcome);
+    rk_free(dir);
+}
 #endif
 
 /* Goal: an interrupted driver releases the lease at once, and the daemons serve the next driver. */
@@ -557,6 +580,7 @@ int main(void)
         cmocka_unit_test(test_run_rank_failing_alone_is_named_and_others_stay_usable),
         cmocka_unit_test(test_run_with_replicas_that_differ_ends),
         cmocka_unit_test(test_run_interrupted_twice_detaches_from_the_call),
+        cmocka_unit_test(test_stop_twice_of_local_daemons_says_that_they_end),
 #endif
         cmocka_unit_test(test_run_interrupted_on_hosts_releases_the_daemons),
     };

@@ -3,7 +3,8 @@
  * file and name and speaks protocol 2 with the workers of the pool.
  *
  * Configuration: {"name": "python", "custom_reward_function": {"path": "score.py", "name": "compute_score",
- * "reward_kwargs": {}}, "style": "verl" or "trl", "python": "python3", and the keys of the workers}. */
+ * "reward_kwargs": {}}, "style": "verl", "verl_batch" or "trl", "python": "python3", and the keys of the
+ * workers}. */
 #include "driver-cli/driver/rewards/rewards_internal.h"
 
 #include <string.h>
@@ -27,7 +28,7 @@ struct function {
 
 static struct rk_status *read_function(struct function *out, const struct rk_json *config)
 {
-    static const char *const styles[] = {"verl", "trl", NULL};
+    static const char *const styles[] = {"verl", "verl_batch", "trl", NULL};
     const struct rk_json *own = rk_json_find(config, "custom_reward_function");
 
     *out = (struct function){.name = "compute_score", .style = styles[0], .python = "python3"};

@@ -1,10 +1,11 @@
 """Runs a Python reward function as a worker of rankctl's reward "python" (protocol 2, docs/rewards.md).
 
-    python3 rankd_reward.py --path score.py --name compute_score [--style verl|trl]
+    python3 rankd_reward.py --path score.py --name compute_score [--style verl|verl_batch|trl]
 
 Keyword arguments of every call are the member "kwargs" of the hello.
 
 verl: compute_score(data_source=, solution_str=, ground_truth=, extra_info=, **kwargs) -> number or dict with "score"
+verl_batch: compute_score(data_sources=, solution_strs=, ground_truths=, extra_infos=, **kwargs) -> list of these
 trl:  f(prompts=, completions=, completion_ids=, **columns) -> list of numbers, None where the function does not apply
 
 Either may be a coroutine function. Standard input and output are reserved for the protocol: output of the function
@@ -177,6 +178,37 @@ class VerlFunction:
                 await one(item)
 
 
+class VerlBatchFunction(VerlFunction):
+    """The function of verl's reward manager "batch": from lists to a list."""
+
+    PLURALS = {name: name + "s" for name in ("data_source", "solution_str", "ground_truth", "extra_info")}
+
+    def __init__(self, function, kwargs):
+        self.function = function
+        self.kwargs = kwargs
+        check_arguments(function, {**{name: [] for name in self.PLURALS.values()}, **kwargs})
+
+    async def score(self, items, send):
+        try:
+            rows = [self.arguments(item) for item in items]
+            lists = {plural: [row[name] for row in rows] for name, plural in self.PLURALS.items()}
+            results = self.function(**lists, **self.kwargs)
+            if inspect.isawaitable(results):
+                results = await results
+            results = list(results)
+            if len(results) != len(items):
+                raise ValueError(f"the function returned {len(results)} scores for {len(items)} responses")
+        except Exception as error:
+            for item in items:
+                send({"id": item["id"], "error": describe(error)})
+            return
+        for item, result in zip(items, results):
+            try:
+                send(answer_of(item["id"], result))
+            except Exception as error:
+                send({"id": item["id"], "error": describe(error)})
+
+
 class TrlFunction:
     """A function from lists to a list. Columns are the members of the data rows apart from the prompt, and of verl's
     rows also the ground truth and the members of extra_info, where no member of the row has their name."""
@@ -241,14 +273,14 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--path", required=True, help="file of the function, or pkg://MODULE")
     parser.add_argument("--name", default="compute_score", help="name of the function")
-    parser.add_argument("--style", choices=("verl", "trl"), default="verl")
+    parser.add_argument("--style", choices=("verl", "verl_batch", "trl"), default="verl")
     return parser.parse_args()
 
 
 def main():
     arguments = parse_arguments()
     channel = Channel()
-    styles = {"verl": VerlFunction, "trl": TrlFunction}
+    styles = {"verl": VerlFunction, "verl_batch": VerlBatchFunction, "trl": TrlFunction}
     messages = channel.messages()
     hello = next(messages, None)
     if hello is None:

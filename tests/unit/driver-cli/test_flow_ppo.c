@@ -143,7 +143,7 @@ static void start_daemons(struct run *run, int32_t num_daemons)
                                               .struct_size = sizeof(struct rk_local_config),
                                               .num_daemons = num_daemons,
                                               .program = program,
-                                              .device = rk_config_string(run->job, "device"),
+                                              .device = rk_job_device(run->job),
                                               .log_dir = rk_test_temp_dir(),
                                               .ckpt_roots = roots,
                                           }));

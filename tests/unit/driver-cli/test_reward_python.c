@@ -34,6 +34,10 @@ static const char code[] =
     "async def wait(data_source, solution_str, ground_truth, extra_info):\n"
     "    await asyncio.sleep(0.3)\n"
     "    return 1\n"
+    "def batch(data_sources, solution_strs, ground_truths, extra_infos, bonus):\n"
+    "    assert len(data_sources) == len(ground_truths) == len(extra_infos)\n"
+    "    return [{'score': bonus + (s == g), 'of': len(solution_strs)}\n"
+    "            for s, g in zip(solution_strs, ground_truths)]\n"
     "def trl(prompts, completions, ground_truth, more):\n"
     "    assert len(prompts) == len(completions) == len(more)\n"
     "    return [None if c == 'none' else float(c == t) + (m or 0)\n"
@@ -151,6 +155,28 @@ static void test_python_coroutines_of_a_batch_run_together(void **state)
     for (int i = 0; i < COUNT; i++)
         assert_true(results[i].score == 1.0);
     rk_reward_results_fini(results, COUNT);
+    rk_reward_destroy(reward);
+}
+
+/* Goal: the function of verl's reward manager "batch" gets lists, and returns what compute_score may return.
+ */
+static void test_python_verls_batch_function_gets_lists(void **state)
+{
+    struct rk_reward_item items[3] = {item_of("right", NULL), item_of("wrong", NULL), item_of("right", NULL)};
+    struct rk_reward_result results[3];
+    struct rk_reward *reward;
+
+    (void)state;
+    assert_ok(open_python(&reward,
+                          "\"path\": \"score.py\", \"name\": \"batch\", \"reward_kwargs\": {\"bonus\": 2}",
+                          "\"style\": \"verl_batch\", \"batch_size\": 3"));
+    assert_ok(rk_reward_score(reward, items, 3, results, NULL));
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(results[i].outcome, RK_REWARD_SCORED);
+        assert_true(results[i].score == (i == 1 ? 2.0 : 3.0));
+        assert_true(rk_json_as_real(rk_json_find(results[i].extra, "of"), 0.0) >= 1.0);
+    }
+    rk_reward_results_fini(results, 3);
     rk_reward_destroy(reward);
 }
 
@@ -313,6 +339,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_python_verls_function_scores_and_fails_item_by_item),
         cmocka_unit_test(test_python_coroutines_of_a_batch_run_together),
+        cmocka_unit_test(test_python_verls_batch_function_gets_lists),
         cmocka_unit_test(test_python_trls_function_gets_lists),
         cmocka_unit_test(test_python_trls_function_gets_messages_ids_and_columns),
         cmocka_unit_test(test_python_values_keep_their_types),

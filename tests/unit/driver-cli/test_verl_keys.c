@@ -18,81 +18,184 @@ static struct rk_status *load(struct rk_config **job, const char *const *args)
     return rk_job_load(job, NULL, args, count);
 }
 
-/* --- all keys --- */
+/* --- whole configurations --- */
 
-/* Defaults of verl that differ in meaning here. */
-static const char *const other_defaults[] = {
-    "actor_rollout_ref.rollout.seed", /* 42, for a sampler that does not exist here: any integer is
-                                       * accepted */
+/* Of tests/golden/verl/defaults.tsv, which tests/golden/gen/verl_defaults.py makes. */
+#define NUM_LETTERS     52
+#define OVERRIDES_MAX   2048
+#define NEWEST_FSDP     "0.9.1 ppo fsdp"
+#define NEWEST_MEGATRON "0.9.1 ppo megatron"
+
+struct configuration {
+    char *name;
+    int64_t count;
+    char *overrides[OVERRIDES_MAX];
 };
 
-static bool has_other_default(const char *key)
+static struct configuration *configurations; /* [NUM_LETTERS], by letter */
+
+static struct configuration *by_letter(char letter)
 {
-    for (size_t i = 0; i < RK_ARRAY_LEN(other_defaults); i++) {
-        if (strcmp(other_defaults[i], key) == 0)
-            return true;
+    return &configurations[letter >= 'a' ? letter - 'a' : 26 + letter - 'A'];
+}
+
+/* KEY, JSON and the letters of the configurations that have the pair. */
+static void add_row(char *line)
+{
+    const char *key = strsep(&line, "\t"), *value = strsep(&line, "\t"), *letters = strsep(&line, "\n");
+
+    assert_non_null(letters);
+    if (strcmp(key, "#") == 0) {
+        by_letter(*value)->name = rk_strdup(letters);
+        return;
     }
+    for (; *letters && strcmp(value, "\"???\"") != 0; letters++) {
+        struct configuration *to = by_letter(*letters);
+
+        assert_true(to->count < OVERRIDES_MAX);
+        to->overrides[to->count++] = rk_format("++%s=%s", key, value);
+    }
+}
+
+static int read_configurations(void **state)
+{
+    char *path = rk_test_fixture_path("golden/verl/defaults.tsv"), line[4096];
+    FILE *file = fopen(path, "r");
+
+    (void)state;
+    configurations = rk_calloc(NUM_LETTERS, sizeof(*configurations));
+    assert_non_null(file);
+    while (fgets(line, sizeof(line), file))
+        add_row(line);
+    fclose(file);
+    rk_free(path);
+    return 0;
+}
+
+static int free_configurations(void **state)
+{
+    (void)state;
+    for (int i = 0; i < NUM_LETTERS; i++) {
+        for (int64_t j = 0; j < configurations[i].count; j++)
+            rk_free(configurations[i].overrides[j]);
+        rk_free(configurations[i].name);
+    }
+    rk_free(configurations);
+    return 0;
+}
+
+/* The configuration and then `more`, which is NULL-terminated. */
+static struct rk_status *load_whole(struct rk_config **job, const struct configuration *whole,
+                                    const char *const *more)
+{
+    const char **args = rk_calloc(OVERRIDES_MAX + 16, sizeof(*args));
+    int64_t count = 0;
+    struct rk_status *st;
+
+    for (; count < whole->count; count++)
+        args[count] = whole->overrides[count];
+    for (; more && *more; more++)
+        args[count++] = *more;
+    st = rk_job_load(job, NULL, args, count);
+    rk_free(args);
+    return st;
+}
+
+/* Goal: the whole default configuration of every trainer and engine of verl is taken, as its users have it.
+ */
+static void test_whole_configurations_are_taken(void **state)
+{
+    int num_taken = 0;
+
+    (void)state;
+    for (int i = 0; i < NUM_LETTERS && configurations[i].name; i++, num_taken++) {
+        struct rk_config *job;
+        const char *more[] = {strstr(configurations[i].name, " sft ") ? "algorithm.type=sft" : NULL, NULL};
+
+        print_message("%s: %lld keys\n", configurations[i].name, (long long)configurations[i].count);
+        assert_ok(load_whole(&job, &configurations[i], more));
+        rk_config_destroy(job);
+    }
+    assert_true(num_taken > 20);
+}
+
+static const struct configuration *by_name(const char *name)
+{
+    for (int i = 0; i < NUM_LETTERS && configurations[i].name; i++) {
+        if (strcmp(configurations[i].name, name) == 0)
+            return &configurations[i];
+    }
+    fail_msg("no configuration %s", name);
+    return NULL;
+}
+
+/* Goal: keys of roles that are not there, at verl's default, are no error in a job with another estimator. */
+static void test_whole_configuration_without_a_critic_is_a_job(void **state)
+{
+    static const char *const names[] = {NEWEST_FSDP, NEWEST_MEGATRON};
+    static const char *const more[] = {"algorithm.adv_estimator=grpo", RK_JOB_ROLLOUT "n=4",
+                                       RK_JOB_ACTOR "ppo_micro_batch_size_per_gpu=4",
+                                       RK_JOB_ROLLOUT "log_prob_micro_batch_size_per_gpu=4", NULL};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(names); i++) {
+        struct rk_config *job;
+
+        assert_ok(load_whole(&job, by_name(names[i]), more));
+        assert_false(rk_job_wants_critic(job));
+        assert_ok(rk_job_check(job, 8));
+        rk_config_destroy(job);
+    }
+}
+
+/* Marks the row of verl_defaults.def with that value; false: none. */
+static bool mark_difference(bool *is_seen, const char *path, const char *value)
+{
+    int64_t count;
+    const struct rk_verl_default *rows = rk_job_verl_defaults(&count);
+
+    for (int64_t i = 0; i < count; i++) {
+        if (strcmp(rows[i].path, path) == 0 && strcmp(rows[i].value, value) == 0) {
+            is_seen[i] = true;
+            return true;
+        }
+    }
+    print_message("%s is %s in verl, which neither is the default here nor in verl_defaults.def\n", path,
+                  value);
     return false;
 }
 
-/* Goal: a job that sets a key of verl to verl's default loads, and no key is unknown. The list is
- * made by tests/golden/gen/verl_keys.py; "~" stands for a default that refers to other keys. */
-#define KEYS_AT_ONCE 32
-
-/* Loads a job with these overrides, frees them, and returns whether the result is as expected: if the value
- * is a reference, only the key has to be known. */
-static bool is_job(char **overrides, int64_t count, bool is_reference)
+/* Goal: every default is verl's, or a row of verl_defaults.def with verl's value, and that has no other row.
+ */
+static void test_defaults_are_verls_or_listed(void **state)
 {
-    const char *args[KEYS_AT_ONCE + 2] = {"data.train_files=[\"a\"]"};
-    struct rk_config *job;
-    struct rk_status *st;
-    bool is_fine;
-
-    for (int64_t i = 0; i < count; i++)
-        args[i + 1] = overrides[i];
-    st = load(&job, args);
-    is_fine = !st || (is_reference && !strstr(rk_status_message(st), "unknown key"));
-    if (!is_fine)
-        print_message("%s\n", rk_status_message(st));
-    rk_status_free(st);
-    rk_config_destroy(job);
-    for (int64_t i = 0; i < count; i++)
-        rk_free(overrides[i]);
-    return is_fine;
-}
-
-static void test_verl_defaults_are_taken(void **state)
-{
-    char *path = rk_test_fixture_path("golden/verl/keys.tsv"), line[1024];
-    char *overrides[KEYS_AT_ONCE], *reference;
-    FILE *file = fopen(path, "r");
-    int num_keys = 0, count = 0;
-    bool is_fine = true;
+    static const char *const names[] = {NEWEST_FSDP, NEWEST_MEGATRON};
+    int64_t num_keys, num_rows;
+    const struct rk_config_key *keys = rk_job_keys(&num_keys);
+    const struct rk_verl_default *rows = rk_job_verl_defaults(&num_rows);
+    bool *is_seen = rk_calloc((size_t)num_rows, sizeof(*is_seen)), is_fine = true;
 
     (void)state;
-    assert_non_null(file);
-    for (; fgets(line, sizeof(line), file); num_keys++) {
-        char *tab = strchr(line, '\t');
+    for (size_t i = 0; i < RK_ARRAY_LEN(names); i++) {
+        struct rk_config *job;
 
-        assert_non_null(tab);
-        *tab = '\0';
-        tab[strcspn(tab + 1, "\n") + 1] = '\0';
-        if (strcmp(tab + 1, "~") == 0 || has_other_default(line)) {
-            reference = rk_format("++%s=null", line);
-            is_fine &= is_job(&reference, 1, true);
-            continue;
+        assert_ok(load_whole(&job, by_name(names[i]), NULL));
+        for (int64_t k = 0; k < num_keys; k++) {
+            char *value = rk_json_dump(rk_json_find_path(rk_config_tree(job), keys[k].path), 0, false);
+
+            if (!rk_config_is_default(job, keys[k].path))
+                is_fine &= mark_difference(is_seen, keys[k].path, value);
+            rk_free(value);
         }
-        overrides[count++] = rk_format("++%s=%s", line, tab + 1);
-        if (count == KEYS_AT_ONCE) {
-            is_fine &= is_job(overrides, count, false);
-            count = 0;
-        }
+        rk_config_destroy(job);
     }
-    is_fine &= is_job(overrides, count, false);
-    fclose(file);
-    rk_free(path);
+    for (int64_t i = 0; i < num_rows; i++) {
+        if (!is_seen[i])
+            print_message("%s=%s is verl's default no more\n", rows[i].path, rows[i].value);
+        is_fine &= is_seen[i];
+    }
+    rk_free(is_seen);
     assert_true(is_fine);
-    assert_true(num_keys > 1000);
 }
 
 /* --- command lines --- */
@@ -286,6 +389,27 @@ static void test_gradient_checkpointing_selects_full_recompute(void **state)
     }
 }
 
+/* Goal: a job with verl's sizes has verl's device, others the CPU. */
+static void test_device_follows_verls_keys(void **state)
+{
+    static const struct {
+        const char *arg, *device;
+    } cases[] = {
+        {"trainer.nnodes=1", "cpu"},     {"trainer.n_gpus_per_node=8", "cuda"},
+        {"trainer.device=cuda", "cuda"}, {"trainer.device=cpu", "cpu"},
+        {"device=cuda", "cuda"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *job;
+
+        assert_ok(load(&job, (const char *const[]){"data.train_files=a", cases[i].arg, NULL}));
+        assert_string_equal(rk_job_device(job), cases[i].device);
+        rk_config_destroy(job);
+    }
+}
+
 #define TEACHERS "distillation.teacher_models."
 
 /* Goal: verl's name of a key sets rankd's key, which takes precedence if both are given. */
@@ -442,6 +566,7 @@ static void test_verl_keys_of_scripts_have_an_effect(void **state)
         {"trainer.test_freq=after_each_epoch", "trainer.test_after_each_epoch", "true"},
         {"trainer.save_freq=after_each_epoch", "trainer.save_after_each_epoch", "true"},
         {"reward_model.overlong_buffer.len=4096", "reward.reward_kwargs.overlong_buffer_cfg.len", "4096"},
+        {"reward_model.reward_manager=batch", "reward.reward_manager.name", "\"batch\""},
         {"reward.reward_manager.name=gdpo", "reward.reward_manager.name", "\"naive\""},
         {"reward_model.reward_manager=prime", "reward.reward_manager.name", "\"naive\""},
     };
@@ -589,8 +714,11 @@ static void test_page_refuses_no_mode_that_is_taken(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_verl_defaults_are_taken),
+        cmocka_unit_test(test_whole_configurations_are_taken),
+        cmocka_unit_test(test_whole_configuration_without_a_critic_is_a_job),
+        cmocka_unit_test(test_defaults_are_verls_or_listed),
         cmocka_unit_test(test_verl_command_lines_are_jobs),
+        cmocka_unit_test(test_device_follows_verls_keys),
         cmocka_unit_test(test_gradient_checkpointing_selects_full_recompute),
         cmocka_unit_test(test_verl_keys_go_to_rankds),
         cmocka_unit_test(test_verl_features_that_rankd_lacks_are_refused),
@@ -603,5 +731,5 @@ int main(void)
         cmocka_unit_test(test_page_refuses_no_mode_that_is_taken),
     };
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, read_configurations, free_configurations);
 }

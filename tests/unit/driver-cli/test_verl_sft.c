@@ -182,6 +182,7 @@ static const struct sft_case cases[] = {
     {{"optim=automodel"}, RK_JOB_ACTOR "optim.min_lr_ratio", "0.01"},
     {{"optim=torchtitan", "optim.min_lr_factor=0.2"}, RK_JOB_ACTOR "optim.min_lr_ratio", "0.2"},
     {{"optim=torchtitan", "optim.decay_type=cosine"}, RK_JOB_ACTOR "optim.lr_decay_style", "cosine"},
+    {{"+optim.override_optimizer_config.decoupled_weight_decay=true"}, RK_JOB_ACTOR "optim.lr", "0.001"},
     {{"optim.betas='[0.9,0.95]'"}, RK_JOB_ACTOR "optim.betas", "[0.9,0.95]"},
     {{"optim.lr=1e-5", "algorithm.type=dpo"}, "algorithm.type", "dpo"},
     /* A job in rankd's form has rankd's defaults. */
@@ -201,6 +202,13 @@ static const struct sft_case cases[] = {
     {{"engine=automodel", "engine.tp_size=2", "engine.cp_size=4"}, RK_JOB_ACTOR RK_JOB_CP, "4"},
     {{"engine=automodel", "engine.ep_size=4"}, RK_JOB_ACTOR RK_JOB_EP, "4"},
     {{"engine=mlite", "engine.pp=4", "engine.vpp=2"}, RK_JOB_ACTOR RK_KNOB_VPP, "2"},
+    /* The trainer before it. */
+    {{"model.partial_pretrain=/m", "model.strategy=fsdp2"}, RK_JOB_MODEL "path", "/m"},
+    {{"ulysses_sequence_parallel_size=2", "optim.lr=1e-5"}, RK_JOB_ACTOR RK_JOB_CP, "2"},
+    {{"data.multiturn.enable=true", "data.multiturn.messages_key=turns", "optim.lr=1e-5"},
+     "data.messages_key",
+     "turns"},
+    {{"model.fsdp_config.offload_params=true"}, RK_JOB_ACTOR RK_JOB_PARAM_OFFLOAD, "true"},
     /* The rest. */
     {{"model.path=/m", "data.micro_batch_size_per_gpu=8"}, RK_JOB_ACTOR "ppo_micro_batch_size_per_gpu", "8"},
     {{"checkpoint.save_contents=[model]"}, RK_JOB_ACTOR "checkpoint.save_contents", "[\"model\"]"},
