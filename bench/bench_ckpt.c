@@ -125,8 +125,11 @@ static struct rk_status *time_disk(struct measured *out, const char *dir)
 
 static struct rk_status *time_save(struct rk_model *model, const char *part_dir, double *stall, double *whole)
 {
-    const struct rk_checkpoint_save save = {
-        .part_dir = part_dir, .role = "actor", .contents = CONTENTS, .is_async = true};
+    const struct rk_checkpoint_save save = {.part_dir = part_dir,
+                                            .role = "actor",
+                                            .global_step = 1, /* as its directory says */
+                                            .contents = CONTENTS,
+                                            .is_async = true};
     struct rk_checkpoint_report report;
     int64_t begin_ns = rk_time_now_ns();
 
