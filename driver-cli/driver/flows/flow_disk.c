@@ -119,8 +119,7 @@ static void warn(const struct rk_flow_disk *in, double free_bytes, double all_by
 struct rk_status *rk_flow_check_disk(const struct rk_flow_disk *in)
 {
     double num_params = rk_estimate_num_params(in->inputs->hf_config);
-    double dtype_bytes =
-        strcmp(rk_job_dtype(in->job, rk_config_string(in->job, "device")), "float32") ? 2 : 4;
+    double dtype_bytes = strcmp(rk_job_dtype(in->job, rk_job_device(in->job)), "float32") ? 2 : 4;
     bool trains = !rk_config_bool(in->job, "trainer.val_only");
     bool saves = trains && in->checkpoints->dir && in->checkpoints->save_freq > 0;
     struct disk run = find_disk(in->run_dir), other = saves ? find_disk(in->checkpoints->dir) : run;

@@ -217,7 +217,8 @@ static void test_filter_value_is_what_the_reward_gives(void **state)
     rk_json_set(named.extra, "pred", rk_json_new_string("7"));
     assert_true(rk_filter_value(&value, &plain, "acc") && value == 0.25);
     assert_true(rk_filter_value(&value, &plain, "score") && value == 0.25);
-    assert_false(rk_filter_value(&value, &plain, "seq_reward"));
+    assert_true(rk_filter_value(&value, &plain, "seq_reward") && value == 0.25);
+    assert_false(rk_filter_value(&value, &plain, "other"));
     assert_true(rk_filter_value(&value, &named, "acc") && value == 1.0);
     assert_true(rk_filter_value(&value, &named, "score") && value == 1.5);
     assert_false(rk_filter_value(&value, &named, "pred"));

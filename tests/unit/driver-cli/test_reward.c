@@ -273,7 +273,7 @@ static const struct {
     {"unknown key of a function", "{'name': 'python', 'custom_reward_function': {'path': 'x', 'args': 1}}",
      RK_INVALID_ARGUMENT, "reward.custom_reward_function.args"},
     {"style", "{'name': 'python', 'style': 'ray', 'custom_reward_function': {'path': 'x'}}",
-     RK_INVALID_ARGUMENT, "verl, trl"},
+     RK_INVALID_ARGUMENT, "verl, verl_batch, trl"},
     {"missing interpreter",
      "{'name': 'python', 'python': '/nonexistent/python', 'custom_reward_function': {'path': 'x'}}",
      RK_NOT_FOUND, "/nonexistent/python"},

@@ -53,10 +53,12 @@ static void write_shard(const char *part_dir, int shard, const struct stored *te
 static char *write_part(const struct stored *const *shards, const int64_t *counts, int num_shards)
 {
     static int number;
-    char *name = rk_format("part%d", number++), *dir = rk_test_temp_path(name);
+    char *name = rk_format("step%d", number++), *above = rk_test_temp_path(name);
+    char *dir = rk_path_join(above, "actor"); /* the name of a part is its role */
     char *files = rk_path_join(dir, "dist_ckpt");
     struct rk_ckpt_manifest manifest = {.role = rk_strdup("actor"), .global_step = 1};
 
+    assert_int_equal(mkdir(above, 0777), 0);
     assert_int_equal(mkdir(dir, 0777), 0);
     assert_int_equal(mkdir(files, 0777), 0);
     for (int i = 0; i < num_shards; i++) {
@@ -70,6 +72,7 @@ static char *write_part(const struct stored *const *shards, const int64_t *count
     assert_ok(rk_ckpt_manifest_write(&manifest, dir));
     rk_ckpt_manifest_fini(&manifest);
     rk_free(files);
+    rk_free(above);
     rk_free(name);
     return dir;
 }
