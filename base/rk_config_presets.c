@@ -49,7 +49,7 @@ static bool applies(struct rk_config_loader *loader, const struct rk_config_pres
     return strchr(preset->when, '=') ? has_value(loader, preset->when) : has_member(loader, preset->when);
 }
 
-/* Sets what is not set. */
+/* Gives the preset's values to keys that have none yet. */
 static void fill(struct rk_config_loader *loader, const struct rk_json *section, const char *path,
                  const struct rk_config_place *place)
 {

@@ -76,7 +76,7 @@ static bool make_room(struct rk_guard *guard, int64_t now_ns, rk_guard_room_t *r
     poller.fd = guard->listen_fd;
     poll(&poller, 1, 0);
     pthread_mutex_unlock(&guard->lock);
-    if (!(poller.revents & POLLIN)) /* nothing is closed for nobody */
+    if (!(poller.revents & POLLIN)) /* no client waits: no place is needed */
         return true;
     *room = rk_guard_make_room(guard, now_ns);
     if (*room == RK_GUARD_ROOM_LATER)

@@ -37,7 +37,7 @@ bool rk_listen_is_same(const struct rk_listen *a, const struct rk_listen *b);
 struct rk_status *rk_listen_probe(const struct rk_listen *listen) RK_NODISCARD;
 /* Binds and listens; errors as rk_listen_probe. *fd receives a non-blocking socket, *port the one that the
  * kernel chose, or the given one. A socket file is readable and writable for owner and group; an existing
- * one on which nobody listens is replaced. */
+ * one that no process listens on is replaced. */
 struct rk_status *rk_listen_open(int *fd, int *port, const struct rk_listen *to, int backlog) RK_NODISCARD;
 /* In the form that clients accept and messages show; rk_free it. */
 char *rk_listen_format(const struct rk_listen *listen, int port);

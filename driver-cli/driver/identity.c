@@ -82,7 +82,7 @@ static void keep_in(struct rk_identity *identity, const char *dir, const char *c
     rk_free(text);
 }
 
-/* Keys of daemons that nobody has driven for a month: their leases are over. */
+/* Removes keys that no driver has used for a month: the leases they prove have ended. */
 static void remove_old(const char *dir_path)
 {
     DIR *dir = opendir(dir_path);

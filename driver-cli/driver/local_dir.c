@@ -100,7 +100,7 @@ static struct rk_status *take_lock(struct rk_local_dir *dir)
     return st;
 }
 
-/* The directory is private; the token is for a directory whose mode somebody changes. */
+/* The directory is private already; the token protects the daemons if its mode is changed. */
 static struct rk_status *write_token(const struct rk_local_dir *dir)
 {
     char *path = rk_local_dir_token(dir), *line = NULL;

@@ -235,7 +235,7 @@ def check_images():
     check(built == OWN_IMAGES, f"docs/deploy.md builds {sorted(built)}")
     for path in [*SOURCE.glob("deploy/**/*.yaml"), *SOURCE.glob("docs/*.md"), SOURCE / "README.md"]:
         for image in re.findall(r"\b(?:image: *|FROM |docker run (?:-\S+ )*)([\w./-]+:[\w.-]+)", path.read_text()):
-            check(image in OWN_IMAGES | PUBLIC_IMAGES, f"{path.name}: nobody has the image {image}")
+            check(image in OWN_IMAGES | PUBLIC_IMAGES, f"{path.name}: the image {image} is neither built by the pages nor in their table")
     version = re.search(r"project\(rankd VERSION ([0-9.]+)", (SOURCE / "CMakeLists.txt").read_text()).group(1)
     for path in [*SOURCE.glob("docs/*.md"), *SOURCE.glob("deploy/docker/*"), SOURCE / "README.md"]:
         for found in re.findall(r"rankd(?:-driver\w*)?[-_]([0-9]+\.[0-9]+\.[0-9]+)", path.read_text()):

@@ -44,7 +44,7 @@ static int write_request(const struct rk_class_rows *rows)
     return fd;
 }
 
-/* An empty file that nobody else can replace; rk_free it. */
+/* Creates an empty file that other users cannot replace; *out receives its path (rk_free). */
 static struct rk_status *make_file(char **out)
 {
     const char *temp = rk_env("TMPDIR");
