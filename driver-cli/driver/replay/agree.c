@@ -119,7 +119,7 @@ static struct rk_status *check_members(const struct check *check, const struct r
     const struct rk_method *method = rk_method_find(header->method);
     struct rk_method_meshes roles;
 
-    if (!method || !check->meshes || header->brief || was_interrupted(check))
+    if (!method || !rk_role_parse(header->role) || !check->meshes || header->brief || was_interrupted(check))
         return NULL;
     roles = rk_method_get_meshes(method, header->role);
     for (int64_t m = 0; m < check->meshes->num_meshes; m++) {

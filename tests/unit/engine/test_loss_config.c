@@ -114,7 +114,7 @@ static void test_objective_read_bad_value_names_key(void **state)
         {"loss_agg_mode", "\"token_mean\""},
         {"clip_ratio", "\"high\""},
         {"clip_ratio", "-0.1"},
-        {"clip_ratio_low", "1.5"},
+        {"clip_ratio_low", "-0.1"},
         {"clip_ratio_high", "-1"},
         {"clip_ratio_c", "1.0"},
         {"clip_ratio_c", "null"},
@@ -156,7 +156,7 @@ static void test_objective_read_distillation(void **state)
         {DISTILL "loss_max_clamp", "0"},
         {DISTILL "use_policy_gradient", "null"},
         {DISTILL "clip_ratio", "-0.1"},
-        {DISTILL "clip_ratio_low", "2"},
+        {DISTILL "clip_ratio_low", "-2"},
         {DISTILL "clip_ratio_high", "\"x\""},
     };
     struct rk_json *options = make_options("distillation.enabled", "true");
