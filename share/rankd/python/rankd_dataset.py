@@ -10,15 +10,14 @@ other members are kept. The tokenizer is transformers' and config is omegaconf's
 and a dict whose members are attributes too. Output of the class goes to standard error.
 """
 import argparse
-import importlib
-import importlib.util
 import inspect
 import json
 import os
 import sys
 
 sys.dont_write_bytecode = True
-import rankd_parquet_to_jsonl as rows  # noqa: E402  (beside this file)
+import rankd_module  # noqa: E402  (beside this file)
+import rankd_parquet_to_jsonl as rows  # noqa: E402
 
 MADE_FROM_PROMPT = ("raw_prompt", "raw_prompt_ids", "full_prompts", "input_ids", "attention_mask", "position_ids",
                     "dummy_tensor")
@@ -52,18 +51,7 @@ def load_tokenizer(folder):
 
 
 def load_class(path, name):
-    if path.startswith("pkg://"):
-        module = importlib.import_module(path[len("pkg://"):])
-    else:
-        if not os.path.isfile(path):
-            raise FileNotFoundError(f"there is no file '{path}'")
-        sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-        spec = importlib.util.spec_from_file_location("custom_module", path)
-        if spec is None:
-            raise ImportError(f"'{path}' is not a Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
+    module = rankd_module.load_module(path, "data.custom_cls.path")
     if not hasattr(module, name):
         classes = sorted(key for key, value in vars(module).items() if inspect.isclass(value))
         raise AttributeError(f"'{path}' has no class {name}; it has {', '.join(classes) or 'none'}")

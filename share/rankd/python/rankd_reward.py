@@ -14,8 +14,6 @@ goes to standard error. Needs the standard library only.
 
 import argparse
 import asyncio
-import importlib
-import importlib.util
 import inspect
 import json
 import math
@@ -23,6 +21,9 @@ import numbers
 import os
 import sys
 import traceback
+
+sys.dont_write_bytecode = True
+import rankd_module  # noqa: E402  (beside this file)
 
 PROTOCOL = 2
 
@@ -50,18 +51,7 @@ class Channel:
 
 
 def load_function(path, name):
-    if path.startswith("pkg://"):
-        module = importlib.import_module(path[len("pkg://"):])
-    else:
-        if not os.path.isfile(path):
-            raise FileNotFoundError(f"custom_reward_function.path: there is no file '{path}'")
-        sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-        spec = importlib.util.spec_from_file_location("custom_module", path)
-        if spec is None:
-            raise ImportError(f"custom_reward_function.path: '{path}' is not a Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["custom_module"] = module
-        spec.loader.exec_module(module)
+    module = rankd_module.load_module(path, "custom_reward_function.path")
     function = getattr(module, name, None)
     if not callable(function):
         raise AttributeError(f"custom_reward_function.name: '{path}' has no function '{name}'")
@@ -69,10 +59,10 @@ def load_function(path, name):
 
 
 def describe(error):
-    """The exception, and the last line of code that is not this file's."""
+    """The exception, and the last line of code that is not rankd's."""
     what = f"{type(error).__name__}: {error}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename != __file__ and not frame.filename.startswith("<frozen"):
+        if frame.filename not in (__file__, rankd_module.__file__) and not frame.filename.startswith("<frozen"):
             return f"{what} ({frame.filename}:{frame.lineno}, in {frame.name})"
     return what
 
@@ -105,13 +95,18 @@ def as_number(value):
     return number
 
 
-def answer_of(item_id, result):
+def number_answer(item_id, result):
+    """The answer to one item from a number or None."""
+    score = as_number(result)
+    return {"id": item_id, "skip": True} if score is None else {"id": item_id, "score": score}
+
+
+def verl_answer(item_id, result):
     """The answer to one item from what compute_score returned."""
     if not isinstance(result, dict):
         if isinstance(result, (list, tuple)) and result:  # verl takes the first
             result = result[0]
-        score = as_number(result)
-        return {"id": item_id, "skip": True} if score is None else {"id": item_id, "score": score}
+        return number_answer(item_id, result)
     if "score" not in result:
         raise KeyError("the dict that the function returned has no 'score'")
     answer = {"id": item_id, "score": as_number(result["score"])}
@@ -143,6 +138,26 @@ def check_arguments(function, given):
         raise TypeError(f"{name}{signature} cannot be called with {', '.join(given)}: {error}") from None
 
 
+async def score_lists(call, answer, items, send):
+    """Sends the answers to items whose results come from one call: call(items) is a list or an awaitable of one."""
+    try:
+        results = call(items)
+        if inspect.isawaitable(results):
+            results = await results
+        results = list(results)
+        if len(results) != len(items):
+            raise ValueError(f"the function returned {len(results)} scores for {len(items)} responses")
+    except Exception as error:
+        for item in items:
+            send({"id": item["id"], "error": describe(error)})
+        return
+    for item, result in zip(items, results):
+        try:
+            send(answer(item["id"], result))
+        except Exception as error:
+            send({"id": item["id"], "error": describe(error)})
+
+
 class VerlFunction:
     def __init__(self, function, kwargs):
         self.function = function
@@ -163,7 +178,7 @@ class VerlFunction:
             result = self.function(**self.arguments(item))
             if inspect.isawaitable(result):
                 result = await result
-            return answer_of(item["id"], result)
+            return verl_answer(item["id"], result)
         except Exception as error:
             return {"id": item["id"], "error": describe(error)}
 
@@ -188,25 +203,13 @@ class VerlBatchFunction(VerlFunction):
         self.kwargs = kwargs
         check_arguments(function, {**{name: [] for name in self.PLURALS.values()}, **kwargs})
 
+    def call(self, items):
+        rows = [self.arguments(item) for item in items]
+        lists = {plural: [row[name] for row in rows] for name, plural in self.PLURALS.items()}
+        return self.function(**lists, **self.kwargs)
+
     async def score(self, items, send):
-        try:
-            rows = [self.arguments(item) for item in items]
-            lists = {plural: [row[name] for row in rows] for name, plural in self.PLURALS.items()}
-            results = self.function(**lists, **self.kwargs)
-            if inspect.isawaitable(results):
-                results = await results
-            results = list(results)
-            if len(results) != len(items):
-                raise ValueError(f"the function returned {len(results)} scores for {len(items)} responses")
-        except Exception as error:
-            for item in items:
-                send({"id": item["id"], "error": describe(error)})
-            return
-        for item, result in zip(items, results):
-            try:
-                send(answer_of(item["id"], result))
-            except Exception as error:
-                send({"id": item["id"], "error": describe(error)})
+        await score_lists(self.call, verl_answer, items, send)
 
 
 class TrlFunction:
@@ -250,23 +253,7 @@ class TrlFunction:
         return {name: column for name, column in columns.items() if name in self.names}
 
     async def score(self, items, send):
-        try:
-            results = self.function(**self.columns(items))
-            if inspect.isawaitable(results):
-                results = await results
-            results = list(results)
-            if len(results) != len(items):
-                raise ValueError(f"the function returned {len(results)} rewards for {len(items)} completions")
-        except Exception as error:
-            for item in items:
-                send({"id": item["id"], "error": describe(error)})
-            return
-        for item, result in zip(items, results):
-            try:
-                score = as_number(result)
-                send({"id": item["id"], "skip": True} if score is None else {"id": item["id"], "score": score})
-            except Exception as error:
-                send({"id": item["id"], "error": describe(error)})
+        await score_lists(lambda items: self.function(**self.columns(items)), number_answer, items, send)
 
 
 def parse_arguments():

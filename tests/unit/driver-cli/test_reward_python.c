@@ -284,7 +284,7 @@ static void test_python_trls_function_of_the_wrong_length_fails_the_items(void *
     assert_ok(rk_reward_score(reward, items, 2, results, NULL));
     for (int i = 0; i < 2; i++) {
         assert_int_equal(results[i].outcome, RK_REWARD_ERROR);
-        assert_non_null(strstr(results[i].message, "rewards for"));
+        assert_non_null(strstr(results[i].message, "scores for"));
     }
     rk_reward_results_fini(results, 2);
     rk_reward_destroy(reward);
@@ -293,7 +293,7 @@ static void test_python_trls_function_of_the_wrong_length_fails_the_items(void *
 static const struct {
     const char *function, *message;
 } bad_functions[] = {
-    {"\"path\": \"missing.py\"", "there is no file"},
+    {"\"path\": \"missing.py\"", "custom_reward_function.path: there is no file"},
     {"\"path\": \"score.py\", \"name\": \"missing\"", "has no function 'missing'"},
     {"\"path\": \"score.py\", \"name\": \"not_a_function\"", "has no function 'not_a_function'"},
     {"\"path\": \"broken.py\"", "SyntaxError"},
