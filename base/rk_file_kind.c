@@ -79,7 +79,7 @@ const char *rk_file_kind(const char *path)
 
 /* --- directories --- */
 
-/* A kind of file that a directory may have. */
+/* A kind of file that a directory may have, and what is said of one: "WHAT (NAME)ADVICE". */
 struct pattern {
     const char *prefix, *suffix;
     const char *what, *advice;
@@ -90,11 +90,14 @@ static bool matches(const char *name, const struct pattern *pattern)
     return rk_str_has_prefix(name, pattern->prefix) && rk_str_has_suffix(name, pattern->suffix);
 }
 
-/* The smallest row that a name of the directory matches; -1: none. `found` receives that name. */
-static int find_first(const char *path, const struct pattern *patterns, int num_patterns, char found[256])
+/* *row receives the smallest row that a name of the directory matches; NULL: none. Returns what is said of
+ * that file (rk_free); NULL: nothing, as the row has no advice or there is none. */
+static char *first_kind(const char *path, const struct pattern *patterns, int num_patterns,
+                        const struct pattern **row)
 {
     DIR *stream = opendir(path);
     const struct dirent *entry;
+    char name[256] = "";
     int first = num_patterns;
 
     while (stream && (entry = readdir(stream))) {
@@ -104,12 +107,15 @@ static int find_first(const char *path, const struct pattern *patterns, int num_
             i++;
         if (i < first) {
             first = i;
-            snprintf(found, 256, "%s", entry->d_name);
+            snprintf(name, sizeof(name), "%s", entry->d_name);
         }
     }
     if (stream)
         closedir(stream);
-    return first < num_patterns ? first : -1;
+    *row = first < num_patterns ? &patterns[first] : NULL;
+    if (!*row || !(*row)->advice)
+        return NULL;
+    return rk_format("%s (%s)%s", (*row)->what, name, (*row)->advice);
 }
 
 static char *adapter_kind(const char *path)
@@ -164,6 +170,8 @@ static char *weights_kind(const char *path)
     return found;
 }
 
+#define NOT_READ ", which is not read: "
+
 char *rk_model_dir_kind(const char *path)
 {
     /* The first row counts of which there is a file; those without words are weights, which are read. */
@@ -172,55 +180,53 @@ char *rk_model_dir_kind(const char *path)
         {"", ".safetensors.index.json", NULL, NULL},
         {ADAPTER_FILE, "", "adapter", NULL},
         {"consolidated", ".safetensors", "has weights in Mistral's own format",
-         "use the files of Hugging Face's format, config.json and model*.safetensors"},
+         NOT_READ "use the files of Hugging Face's format, config.json and model*.safetensors"},
         {"", ".safetensors", NULL, NULL},
-        {"", ".gguf", "has a GGUF file", "use the model's directory with *.safetensors files"},
+        {"", ".gguf", "has a GGUF file", NOT_READ "use the model's directory with *.safetensors files"},
         {"model_world_size_", ".pt", "has a checkpoint of verl's FSDP engine",
-         "merge it with python3 -m verl.model_merger"},
-        {"pytorch_model", ".bin", "has pickled weights", TO_SAFETENSORS},
-        {"", ".pth", "has pickled weights", TO_SAFETENSORS},
-        {"", ".pt", "has pickled weights", TO_SAFETENSORS},
-        {"tf_model", ".h5", "has weights of TensorFlow", TO_SAFETENSORS},
-        {"flax_model", ".msgpack", "has weights of Flax", TO_SAFETENSORS},
+         NOT_READ "merge it with python3 -m verl.model_merger"},
+        {"pytorch_model", ".bin", "has pickled weights", NOT_READ TO_SAFETENSORS},
+        {"", ".pth", "has pickled weights", NOT_READ TO_SAFETENSORS},
+        {"", ".pt", "has pickled weights", NOT_READ TO_SAFETENSORS},
+        {"tf_model", ".h5", "has weights of TensorFlow", NOT_READ TO_SAFETENSORS},
+        {"flax_model", ".msgpack", "has weights of Flax", NOT_READ TO_SAFETENSORS},
     };
-    char name[256] = "";
+    const struct pattern *row;
     struct stat info;
-    int i;
+    char *kind;
 
     if (stat(path, &info) != 0)
         return NULL;
     if (!S_ISDIR(info.st_mode))
         return model_file_kind(path);
-    i = find_first(path, patterns, RK_ARRAY_LEN(patterns), name);
-    if (i < 0 || !patterns[i].what)
-        return weights_kind(path);
-    if (!patterns[i].advice)
-        return adapter_kind(path);
-    return rk_format("%s (%s), which is not read: %s", patterns[i].what, name, patterns[i].advice);
+    kind = first_kind(path, patterns, RK_ARRAY_LEN(patterns), &row);
+    if (kind)
+        return kind;
+    return row && row->what ? adapter_kind(path) : weights_kind(path);
 }
+
+#define WITH_TRANSFORMERS ": write one with transformers"
+#define BY_SAVING         WITH_TRANSFORMERS ": AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+#define FROM_TIKTOKEN                                                                                   \
+    WITH_TRANSFORMERS " (packages tiktoken, blobfile): tokenizer = AutoTokenizer.from_pretrained(DIR, " \
+                      "trust_remote_code=True), then "                                                  \
+                      "transformers.integrations.tiktoken.convert_tiktoken_to_fast(tokenizer.model, DIR)"
+#define ONLY "has no tokenizer.json, only "
 
 char *rk_tokenizer_dir_kind(const char *path)
 {
-    static const char by_saving[] = ": AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)";
-    static const char from_tiktoken[] =
-        " (packages tiktoken, blobfile): tokenizer = AutoTokenizer.from_pretrained(DIR, "
-        "trust_remote_code=True), then "
-        "transformers.integrations.tiktoken.convert_tiktoken_to_fast(tokenizer.model, DIR)";
     static const struct pattern patterns[] = {
-        {"", "tiktoken.model", "a tiktoken vocabulary", from_tiktoken},
-        {"", ".tiktoken", "a tiktoken vocabulary", from_tiktoken},
-        {"tokenizer", ".model", "a SentencePiece vocabulary", by_saving},
-        {"", "spiece.model", "a SentencePiece vocabulary", by_saving},
-        {"vocab", ".json", "a vocabulary of a slow tokenizer", by_saving},
-        {"vocab", ".txt", "a vocabulary of WordPiece", by_saving},
+        {"", "tiktoken.model", ONLY "a tiktoken vocabulary", FROM_TIKTOKEN},
+        {"", ".tiktoken", ONLY "a tiktoken vocabulary", FROM_TIKTOKEN},
+        {"tokenizer", ".model", ONLY "a SentencePiece vocabulary", BY_SAVING},
+        {"", "spiece.model", ONLY "a SentencePiece vocabulary", BY_SAVING},
+        {"vocab", ".json", ONLY "a vocabulary of a slow tokenizer", BY_SAVING},
+        {"vocab", ".txt", ONLY "a vocabulary of WordPiece", BY_SAVING},
     };
-    char name[256] = "";
-    int i = find_first(path, patterns, RK_ARRAY_LEN(patterns), name);
+    const struct pattern *row;
+    char *kind = first_kind(path, patterns, RK_ARRAY_LEN(patterns), &row);
 
-    if (i < 0)
-        return rk_strdup(
-            "has no tokenizer (tokenizer.json): copy that of the base model to it, or name another "
-            "directory with the key tokenizer_path");
-    return rk_format("has no tokenizer.json, only %s (%s): write one with transformers%s", patterns[i].what,
-                     name, patterns[i].advice);
+    return kind ? kind
+                : rk_strdup("has no tokenizer (tokenizer.json): copy that of the base model to it, or name "
+                            "another directory with the key tokenizer_path");
 }
