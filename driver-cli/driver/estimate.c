@@ -137,16 +137,15 @@ bool rk_estimate_of(struct rk_estimate *out, const struct rk_json *hf_config, in
     double ffn = (double)size_at(hf_config, "intermediate_size", 0);
     double vocab = (double)size_at(hf_config, "vocab_size", 0);
     struct attention attention = attention_of(hf_config);
-    double attended;
 
     *out = (struct rk_estimate){.num_layers = size_at(hf_config, "num_hidden_layers", 0)};
     if (hidden < 1 || ffn < 1 || vocab < 1 || attention.weights < 1 || attention.width < 1 ||
         out->num_layers < 1 || out->num_layers > RK_ESTIMATE_LAYERS_MAX)
         return false;
-    /* scores and values over half of the sequence on average */
-    attended = 4 * attention.width * ((double)seqlen / 2);
-    out->layer = 2 * (attention.weights + 3 * hidden * ffn) + attended;
-    out->sparse_layer = 2 * (attention.weights + expert_weights(hf_config)) + attended;
+    /* 4 for scores and values, over half of the sequence on average */
+    out->attention = 4 * attention.width / 2;
+    out->layer = 2 * (attention.weights + 3 * hidden * ffn) + out->attention * (double)seqlen;
+    out->sparse_layer = 2 * (attention.weights + expert_weights(hf_config)) + out->attention * (double)seqlen;
     for (int64_t i = 0; i < out->num_layers; i++)
         out->is_sparse[i] = is_sparse_layer(hf_config, i);
     out->head = 2 * hidden * vocab;
@@ -196,14 +195,15 @@ double rk_estimate_train(const struct rk_estimate *estimate, bool recomputes)
 
 double rk_estimate_batch_forward(const struct rk_json *hf_config, const int64_t *seqlens, int64_t num_rows)
 {
-    double flops = 0;
     struct rk_estimate estimate;
+    double weights, attention, flops = 0;
 
-    for (int64_t i = 0; i < num_rows; i++) {
-        if (!rk_estimate_of(&estimate, hf_config, seqlens[i]))
-            return 0;
-        flops += (double)seqlens[i] * rk_estimate_forward(&estimate);
-    }
+    if (!rk_estimate_of(&estimate, hf_config, 0))
+        return 0;
+    weights = rk_estimate_forward(&estimate);
+    attention = (double)estimate.num_layers * estimate.attention;
+    for (int64_t i = 0; i < num_rows; i++)
+        flops += (double)seqlens[i] * (weights + attention * (double)seqlens[i]);
     return flops;
 }
 

@@ -19,6 +19,7 @@ struct rk_estimate {
     double layer;                             /* GEMMs and causal attention of one layer without experts */
     double sparse_layer;                      /* of one with experts: those that a token goes to */
     double head;                              /* logits */
+    double attention;                         /* part of both kinds of layers, divided by seqlen */
     bool is_sparse[RK_ESTIMATE_LAYERS_MAX];   /* [num_layers] */
     int64_t num_experts, num_experts_per_tok; /* of a sparse layer; num_experts 0: there is none */
 };
