@@ -11,7 +11,7 @@
 #include "base/rk_array.h"
 #include "base/rk_time.h"
 #include "driver-cli/driver/files_internal.h"
-#include "driver-cli/driver/rewards/process_internal.h"
+#include "driver-cli/driver/process_internal.h"
 #include "driver-cli/driver/share_internal.h"
 
 #define SCRIPT "python/rankd_logger.py"
@@ -24,19 +24,19 @@
 
 struct program {
     const char *name;
-    struct rk_reward_process process;
-    struct rk_reward_messages messages;
+    struct rk_process process;
+    struct rk_process_messages messages;
     bool is_gone; /* it has closed its input or output */
 };
 
 /* Passes on what can be passed without waiting. */
 static void pump(struct program *program)
 {
-    struct rk_reward_process *process = &program->process;
+    struct rk_process *process = &program->process;
 
-    program->is_gone = program->is_gone || !rk_reward_process_send(process);
+    program->is_gone = program->is_gone || !rk_process_send(process);
     if (process->err >= 0)
-        rk_reward_process_pass_messages(process);
+        rk_process_pass_messages(process);
 }
 
 /* Waits until `is_done` or the deadline; false at the deadline. */
@@ -45,7 +45,7 @@ static bool pump_until(struct program *program, bool (*is_done)(struct program *
     int64_t deadline_ns = rk_time_now_ns() + (int64_t)timeout_ms * 1000000;
 
     while (!is_done(program)) {
-        struct rk_reward_process *process = &program->process;
+        struct rk_process *process = &program->process;
         struct pollfd fds[] = {{process->out, POLLIN, 0}, {process->err, POLLIN, 0}};
 
         if (rk_time_now_ns() > deadline_ns)
@@ -55,7 +55,7 @@ static bool pump_until(struct program *program, bool (*is_done)(struct program *
         else
             (void)poll(fds, RK_ARRAY_LEN(fds), POLL_MS);
         pump(program);
-        program->is_gone = program->is_gone || !rk_reward_process_receive(process);
+        program->is_gone = program->is_gone || !rk_process_receive(process);
     }
     return true;
 }
@@ -70,7 +70,7 @@ static bool has_answer(struct program *program)
 
 static bool has_ended(struct program *program)
 {
-    return rk_reward_process_has_ended(&program->process);
+    return rk_process_has_ended(&program->process);
 }
 
 /* Takes the message. */
@@ -132,13 +132,13 @@ static struct rk_status *read_answer(struct program *program)
     struct rk_json *answer = NULL;
     struct rk_status *st = NULL;
 
-    if (rk_reward_process_next_line(&program->process, &line)) {
+    if (rk_process_next_line(&program->process, &line)) {
         st = rk_json_parse(&answer, rk_str_text(&line), line.bytes, SCRIPT, 0);
         if (!st && rk_json_find(answer, "error"))
             st = RK_FAIL(RK_UNAVAILABLE, "%.*s", ANSWER_MAX,
                          rk_json_as_string(rk_json_find(answer, "error"), "unknown error"));
     } else {
-        rk_reward_process_describe_end(&program->process, &end);
+        rk_process_describe_end(&program->process, &end);
         st = RK_FAIL(RK_UNAVAILABLE, "its Python program %s before it was ready", rk_str_text(&end));
     }
     rk_json_free(answer);
@@ -157,7 +157,7 @@ static struct rk_status *start(struct program *program, const struct rk_logger_c
     if (!st) {
         char *argv[] = {interpreter, script, (char *)program->name, NULL};
 
-        st = rk_reward_process_start(&program->process, argv, config->run_dir);
+        st = rk_process_start(&program->process, argv, config->run_dir);
     }
     rk_free(interpreter);
     rk_free(script);
@@ -173,7 +173,7 @@ static void close_program(void *state)
 {
     struct program *program = state;
 
-    rk_reward_process_kill(&program->process);
+    rk_process_kill(&program->process);
     rk_free(program);
 }
 
@@ -227,8 +227,8 @@ static struct rk_status *end_of(struct program *program)
     struct rk_str end = {0};
     struct rk_status *st = NULL;
 
-    rk_reward_process_describe_end(&program->process, &end);
-    if (strcmp(rk_str_text(&end), RK_REWARD_PROCESS_SUCCESS) != 0)
+    rk_process_describe_end(&program->process, &end);
+    if (strcmp(rk_str_text(&end), RK_PROCESS_SUCCESS) != 0)
         st = RK_FAIL(RK_UNAVAILABLE, "its Python program %s; its last metrics may be missing",
                      rk_str_text(&end));
     rk_str_fini(&end);

@@ -20,7 +20,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_log.h"
 #include "base/rk_time.h"
-#include "driver-cli/driver/rewards/process_internal.h"
+#include "driver-cli/driver/process_internal.h"
 #include "driver-cli/driver/rewards/rewards_internal.h"
 #include "driver-cli/driver/rewards/wire_internal.h"
 
@@ -42,7 +42,7 @@ struct sent {
 typedef enum worker_state { WORKER_DOWN, WORKER_STARTING, WORKER_READY } worker_state_t;
 
 struct worker {
-    struct rk_reward_process process;
+    struct rk_process process;
     worker_state_t state;
     int64_t start_ns;     /* down: time of the restart; starting: time limit of the hello */
     int64_t num_failures; /* in a row without an item */
@@ -53,7 +53,7 @@ struct worker {
 struct rk_reward_pool {
     struct rk_reward_pool_config config;
     struct worker *workers;
-    struct rk_reward_messages messages;
+    struct rk_process_messages messages;
     int64_t next_id; /* ids are never reused, so a late answer cannot match another item */
 };
 
@@ -91,7 +91,7 @@ static const char *program_of(const struct rk_reward_pool *pool)
 static struct rk_status *start_worker(struct rk_reward_pool *pool, struct worker *worker)
 {
     struct rk_str *line = &worker->process.to_send;
-    struct rk_status *st = rk_reward_process_start(&worker->process, pool->config.argv, pool->config.dir);
+    struct rk_status *st = rk_process_start(&worker->process, pool->config.argv, pool->config.dir);
 
     if (st)
         return st;
@@ -136,7 +136,7 @@ static struct rk_status *lose_worker(struct run *run, struct worker *worker, rk_
     struct rk_reward_pool *pool = run->pool;
     int64_t pause_ms;
 
-    rk_reward_process_kill(&worker->process);
+    rk_process_kill(&worker->process);
     worker->num_failures = worker->sent.count > 0 ? 0 : worker->num_failures + 1;
     pause_ms = PAUSE_MS << RK_MAX(worker->num_failures - 1, 0);
     worker->state = WORKER_DOWN;
@@ -157,7 +157,7 @@ static struct rk_status *lose_ended_worker(struct run *run, struct worker *worke
     struct rk_str why = {0};
     struct rk_status *st;
 
-    rk_reward_process_describe_end(&worker->process, &why);
+    rk_process_describe_end(&worker->process, &why);
     st = lose_worker(run, worker, RK_REWARD_CRASH, rk_str_text(&why));
     rk_str_fini(&why);
     return st;
@@ -245,7 +245,7 @@ static struct rk_status *take_lines(struct run *run, struct worker *worker)
     struct rk_str line = {0};
     struct rk_status *wrong = NULL;
 
-    while (!wrong && rk_reward_process_next_line(&worker->process, &line))
+    while (!wrong && rk_process_next_line(&worker->process, &line))
         wrong =
             worker->state == WORKER_STARTING ? take_hello(worker, &line) : take_answer(run, worker, &line);
     rk_str_fini(&line);
@@ -266,7 +266,7 @@ enum { FD_IN, FD_OUT, FD_ERR, FDS };
 
 static void fill_poll(struct pollfd *fds, const struct worker *worker)
 {
-    const struct rk_reward_process *process = &worker->process;
+    const struct rk_process *process = &worker->process;
     bool is_up = worker->state != WORKER_DOWN;
 
     fds[FD_IN] =
@@ -280,15 +280,15 @@ static struct rk_status *serve(struct run *run, struct worker *worker, const str
     bool is_alive = true;
 
     if (fds[FD_ERR].revents)
-        rk_reward_process_pass_messages(&worker->process);
+        rk_process_pass_messages(&worker->process);
     if (fds[FD_OUT].revents) {
-        is_alive = rk_reward_process_receive(&worker->process);
+        is_alive = rk_process_receive(&worker->process);
         RK_TRY(take_lines(run, worker));
     }
     if (worker->state == WORKER_DOWN)
         return NULL;
     if (is_alive && fds[FD_IN].revents)
-        is_alive = rk_reward_process_send(&worker->process);
+        is_alive = rk_process_send(&worker->process);
     return is_alive ? NULL : lose_ended_worker(run, worker);
 }
 
@@ -355,7 +355,7 @@ static struct rk_status *turn(struct run *run, struct pollfd *fds)
             continue;
         if (num_events > 0)
             RK_TRY(serve(run, worker, &fds[i * FDS]));
-        else if (rk_reward_process_has_ended(&worker->process)) /* its children hold its output open */
+        else if (rk_process_has_ended(&worker->process)) /* its children hold its output open */
             RK_TRY(lose_ended_worker(run, worker));
     }
     return NULL;
@@ -386,7 +386,7 @@ static struct rk_status *loop(struct run *run)
     while (!st && !is_done(run)) {
         if (run->call && rk_reward_is_cancelled(run->call->watch)) {
             for (int32_t i = 0; i < pool->config.num_workers; i++)
-                rk_reward_process_signal(&pool->workers[i].process, SIGTERM);
+                rk_process_signal(&pool->workers[i].process, SIGTERM);
             st = RK_FAIL(RK_CANCELLED, "interrupted while %lld of %lld items had a score",
                          (long long)run->num_done, (long long)run->call->num_items);
         } else {
@@ -423,7 +423,7 @@ struct rk_status *rk_reward_pool_create(struct rk_reward_pool **out,
     pool->messages.name = "reward";
     pool->workers = rk_calloc((size_t)config->num_workers, sizeof(*pool->workers));
     for (int32_t i = 0; i < config->num_workers && !st; i++) {
-        struct rk_reward_process *process = &pool->workers[i].process;
+        struct rk_process *process = &pool->workers[i].process;
 
         process->limit = &pool->messages;
         (void)snprintf(process->prefix, sizeof(process->prefix), "reward[%d]: ", i);
@@ -441,11 +441,11 @@ struct rk_status *rk_reward_pool_create(struct rk_reward_pool **out,
 
 static void stop_workers(struct rk_reward_pool *pool)
 {
-    struct rk_reward_process **processes = rk_calloc((size_t)pool->config.num_workers, sizeof(*processes));
+    struct rk_process **processes = rk_calloc((size_t)pool->config.num_workers, sizeof(*processes));
 
     for (int32_t i = 0; i < pool->config.num_workers; i++)
         processes[i] = &pool->workers[i].process;
-    rk_reward_processes_stop(processes, pool->config.num_workers);
+    rk_processes_stop(processes, pool->config.num_workers);
     rk_free(processes);
 }
 
@@ -454,7 +454,7 @@ void rk_reward_pool_destroy(struct rk_reward_pool *pool)
     if (!pool)
         return;
     stop_workers(pool);
-    rk_reward_messages_report(&pool->messages);
+    rk_process_messages_report(&pool->messages);
     for (int32_t i = 0; i < pool->config.num_workers; i++)
         rk_array_fini(&pool->workers[i].sent);
     rk_free(pool->workers);

@@ -1,4 +1,4 @@
-#include "driver-cli/driver/rewards/process_internal.h"
+#include "driver-cli/driver/process_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -134,8 +134,7 @@ static int wait_for_exec(int fd)
     return got == (ssize_t)sizeof(error) ? error : 0;
 }
 
-struct rk_status *rk_reward_process_start(struct rk_reward_process *process, char *const *argv,
-                                          const char *dir)
+struct rk_status *rk_process_start(struct rk_process *process, char *const *argv, const char *dir)
 {
     int ours[ENDS] = {-1, -1, -1, -1, -1}, theirs[ENDS] = {-1, -1, -1, -1, -1};
     char *program = find_program(argv[0]);
@@ -185,7 +184,7 @@ static void drop_front(struct rk_str *str, size_t bytes)
     str->text[str->bytes] = '\0';
 }
 
-bool rk_reward_process_send(struct rk_reward_process *process)
+bool rk_process_send(struct rk_process *process)
 {
     struct rk_str *text = &process->to_send;
 
@@ -209,7 +208,7 @@ bool rk_reward_process_send(struct rk_reward_process *process)
     return true;
 }
 
-bool rk_reward_process_receive(struct rk_reward_process *process)
+bool rk_process_receive(struct rk_process *process)
 {
     char chunk[READ_BYTES];
     ssize_t got = read(process->out, chunk, sizeof(chunk));
@@ -219,7 +218,7 @@ bool rk_reward_process_receive(struct rk_reward_process *process)
     return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
-bool rk_reward_process_next_line(struct rk_reward_process *process, struct rk_str *line)
+bool rk_process_next_line(struct rk_process *process, struct rk_str *line)
 {
     struct rk_str *received = &process->received;
     char *end = received->bytes ? memchr(received->text, '\n', received->bytes) : NULL;
@@ -232,37 +231,37 @@ bool rk_reward_process_next_line(struct rk_reward_process *process, struct rk_st
     return true;
 }
 
-void rk_reward_messages_report(struct rk_reward_messages *limit)
+void rk_process_messages_report(struct rk_process_messages *limit)
 {
     if (limit->num_left_out > 0)
         fprintf(stderr, "%s: %lld lines of standard error left out; %d KiB a second are copied\n",
-                limit->name, (long long)limit->num_left_out, RK_REWARD_MESSAGES_RATE >> 10);
+                limit->name, (long long)limit->num_left_out, RK_PROCESS_MESSAGES_RATE >> 10);
     limit->num_left_out = 0;
 }
 
 /* Takes the bytes of a line from what may be copied. After an empty bucket it waits until a second's worth is
  * there, so that the report does not alternate with single lines. */
-static bool may_print(struct rk_reward_messages *limit, int64_t bytes)
+static bool may_print(struct rk_process_messages *limit, int64_t bytes)
 {
     int64_t now_ns = rk_time_now_ns();
     double seconds = (double)(now_ns - limit->filled_ns) / 1e9;
 
     if (limit->filled_ns == 0)
-        limit->room_bytes = RK_REWARD_MESSAGES_BURST;
+        limit->room_bytes = RK_PROCESS_MESSAGES_BURST;
     limit->room_bytes =
-        RK_MIN(limit->room_bytes + seconds * RK_REWARD_MESSAGES_RATE, RK_REWARD_MESSAGES_BURST);
+        RK_MIN(limit->room_bytes + seconds * RK_PROCESS_MESSAGES_RATE, RK_PROCESS_MESSAGES_BURST);
     limit->filled_ns = now_ns;
-    if (limit->room_bytes < (limit->num_left_out > 0 ? RK_REWARD_MESSAGES_RATE : (double)bytes)) {
+    if (limit->room_bytes < (limit->num_left_out > 0 ? RK_PROCESS_MESSAGES_RATE : (double)bytes)) {
         limit->num_left_out++;
         return false;
     }
-    rk_reward_messages_report(limit);
+    rk_process_messages_report(limit);
     limit->room_bytes -= (double)bytes;
     return true;
 }
 
 /* Terminals interpret control characters, and some the bytes of C1 outside of UTF-8. Tabs stay. */
-static void print_line(const struct rk_reward_process *process, const char *text, size_t bytes)
+static void print_line(const struct rk_process *process, const char *text, size_t bytes)
 {
     bool is_utf8 = rk_utf8_is_valid(text, bytes);
     struct rk_str line = {0};
@@ -294,7 +293,7 @@ static size_t cut_line(const char *text, size_t bytes)
 }
 
 /* Prints complete lines; at the end the rest, too. */
-static void print_lines(struct rk_reward_process *process, bool is_end)
+static void print_lines(struct rk_process *process, bool is_end)
 {
     struct rk_str *messages = &process->messages;
     size_t at = 0;
@@ -315,7 +314,7 @@ static void print_lines(struct rk_reward_process *process, bool is_end)
         drop_front(messages, at);
 }
 
-void rk_reward_process_pass_messages(struct rk_reward_process *process)
+void rk_process_pass_messages(struct rk_process *process)
 {
     char chunk[READ_BYTES];
     ssize_t got = read(process->err, chunk, sizeof(chunk));
@@ -338,14 +337,14 @@ static bool peek_end(pid_t pid, siginfo_t *info)
     return waitid(P_PID, (id_t)pid, info, WEXITED | WNOHANG | WNOWAIT) != 0 || info->si_pid == pid;
 }
 
-bool rk_reward_process_has_ended(const struct rk_reward_process *process)
+bool rk_process_has_ended(const struct rk_process *process)
 {
     siginfo_t info;
 
     return process->pid > 0 && peek_end(process->pid, &info);
 }
 
-void rk_reward_process_describe_end(struct rk_reward_process *process, struct rk_str *out)
+void rk_process_describe_end(struct rk_process *process, struct rk_str *out)
 {
     int64_t deadline_ns = rk_time_now_ns() + STATUS_WAIT_MS * 1000000LL;
     siginfo_t info = {0};
@@ -361,13 +360,13 @@ void rk_reward_process_describe_end(struct rk_reward_process *process, struct rk
         rk_str_appendf(out, "was killed by signal %d", info.si_status);
 }
 
-void rk_reward_process_signal(struct rk_reward_process *process, int signal_number)
+void rk_process_signal(struct rk_process *process, int signal_number)
 {
     if (process->pid > 0)
         (void)kill(-process->pid, signal_number);
 }
 
-void rk_reward_process_kill(struct rk_reward_process *process)
+void rk_process_kill(struct rk_process *process)
 {
     int *fds[] = {&process->in, &process->out, &process->err, &process->life};
 
@@ -376,7 +375,7 @@ void rk_reward_process_kill(struct rk_reward_process *process)
     (void)kill(-process->pid, SIGKILL);
     (void)waitpid(process->pid, NULL, 0);
     if (process->err >= 0)
-        rk_reward_process_pass_messages(process);
+        rk_process_pass_messages(process);
     print_lines(process, true);
     for (size_t i = 0; i < RK_ARRAY_LEN(fds); i++)
         close_all(fds[i], 1);
@@ -387,16 +386,16 @@ void rk_reward_process_kill(struct rk_reward_process *process)
     process->pid = 0;
 }
 
-static bool have_all_ended(struct rk_reward_process *const *processes, int64_t count)
+static bool have_all_ended(struct rk_process *const *processes, int64_t count)
 {
     bool all = true;
 
     for (int64_t i = 0; i < count; i++)
-        all = all && (processes[i]->pid == 0 || rk_reward_process_has_ended(processes[i]));
+        all = all && (processes[i]->pid == 0 || rk_process_has_ended(processes[i]));
     return all;
 }
 
-void rk_reward_processes_stop(struct rk_reward_process *const *processes, int64_t count)
+void rk_processes_stop(struct rk_process *const *processes, int64_t count)
 {
     int64_t deadline_ns = rk_time_now_ns() + EXIT_GRACE_MS * 1000000LL;
 
@@ -407,5 +406,5 @@ void rk_reward_processes_stop(struct rk_reward_process *const *processes, int64_
     while (!have_all_ended(processes, count) && rk_time_now_ns() < deadline_ns)
         rk_time_sleep_ms(POLL_MS);
     for (int64_t i = 0; i < count; i++)
-        rk_reward_process_kill(processes[i]);
+        rk_process_kill(processes[i]);
 }
