@@ -93,23 +93,19 @@ static int64_t state_value(const char *dir, int64_t step, const char *path)
     return value;
 }
 
-/* Goal: a case computed by hand. 2 of the 4 groups of a batch have equal scores, so 4 more prompts are
- * generated, 3 of which give groups with different scores; the oldest 4 of these 5 form the batch. The next
- * step uses the following prompts, and its samples have new random streams. */
-static void test_filter_batch_is_filled_with_the_oldest_groups(void **state)
+/* Runs two steps over 12 prompts with two more keys. `expected` are a step's evicted and surplus groups and
+ * its generations; the batches have the same prompts whatever these are. */
+static void check_two_steps(const char *dir, const char *const *more, const double (*expected)[3])
 {
-    static const double expected[2][3] = {{3, 1, 2}, {0, 0, 1}}; /* evicted, surplus, generations */
-    char *dir = new_run_dir(), *dump = rk_test_temp_path("dump"),
-         *key = rk_format("trainer.rollout_data_dir=%s", dump);
+    char *dump = rk_path_join(dir, "dump"), *key = rk_format("trainer.rollout_data_dir=%s", dump);
     char inputs[KEPT_ROWS + 1];
     struct outcome outcome;
     struct job job;
 
-    (void)state;
     open_job(&job, "fmfmmmfmmmmm");
     outcome = run_in(dir, &job,
-                     (const char *const[]){"data.shuffle=false", "trainer.total_training_steps=2",
-                                           "trainer.save_freq=1", key, NULL});
+                     (const char *const[]){"data.shuffle=false", "trainer.total_training_steps=2", key,
+                                           more[0], more[1], NULL});
     assert_exit(&outcome, 0);
     outcome_fini(&outcome);
     for (int64_t step = 1; step <= 2; step++) {
@@ -126,14 +122,26 @@ static void test_filter_batch_is_filled_with_the_oldest_groups(void **state)
     assert_string_equal(inputs, "11334455");
     read_inputs(dump, 2, inputs);
     assert_string_equal(inputs, "88990011"); /* prompts 8 to 11 */
+    close_job(&job);
+    rk_free(key);
+    rk_free(dump);
+}
+
+/* Goal: a case computed by hand. 2 of the 4 groups of a batch have equal scores, so 4 more prompts are
+ * generated, 3 of which give groups with different scores; the oldest 4 of these 5 form the batch. The next
+ * step uses the following prompts, and its samples have new random streams. */
+static void test_filter_batch_is_filled_with_the_oldest_groups(void **state)
+{
+    char *dir = new_run_dir();
+
+    (void)state;
+    check_two_steps(dir, (const char *const[]){"trainer.save_freq=1", NULL},
+                    (const double[2][3]){{3, 1, 2}, {0, 0, 1}});
     assert_int_equal(state_value(dir, 1, "data.next_row"), 8);
     assert_int_equal(state_value(dir, 1, "sampling.next_stream"), 16);
     assert_int_equal(state_value(dir, 2, "data.epoch"), 1);
     assert_int_equal(state_value(dir, 2, "data.next_row"), 0);
     assert_int_equal(state_value(dir, 2, "sampling.next_stream"), 24);
-    close_job(&job);
-    rk_free(key);
-    rk_free(dump);
     rk_free(dir);
 }
 
@@ -141,36 +149,11 @@ static void test_filter_batch_is_filled_with_the_oldest_groups(void **state)
  * and 2 of the next 8 (4 of them of the next epoch) have equal scores; verl 0.9.1's metric is the default. */
 static void test_filter_generates_gen_batch_size_prompts(void **state)
 {
-    static const double expected[2][3] = {{3, 1, 1}, {2, 2, 1}}; /* evicted, surplus, generations */
-    char *dir = new_run_dir(), *dump = rk_test_temp_path("dump8"),
-         *key = rk_format("trainer.rollout_data_dir=%s", dump);
-    char inputs[KEPT_ROWS + 1];
-    struct outcome outcome;
-    struct job job;
+    char *dir = new_run_dir();
 
     (void)state;
-    open_job(&job, "fmfmmmfmmmmm");
-    outcome = run_in(dir, &job,
-                     (const char *const[]){"data.shuffle=false", "trainer.total_training_steps=2",
-                                           "data.gen_batch_size=8", FILTER "metric=reward", key, NULL});
-    assert_exit(&outcome, 0);
-    outcome_fini(&outcome);
-    for (int64_t step = 1; step <= 2; step++) {
-        struct rk_json *metrics = read_metrics(dir, step);
-
-        assert_true(metric(metrics, "training/filter_groups/evicted_samples") == expected[step - 1][0]);
-        assert_true(metric(metrics, "training/filter_groups/discarded_surplus_samples") ==
-                    expected[step - 1][1]);
-        assert_true(metric(metrics, "train/num_gen_batches") == expected[step - 1][2]);
-        rk_json_free(metrics);
-    }
-    read_inputs(dump, 1, inputs);
-    assert_string_equal(inputs, "11334455");
-    read_inputs(dump, 2, inputs);
-    assert_string_equal(inputs, "88990011"); /* prompts 8 to 11 */
-    close_job(&job);
-    rk_free(key);
-    rk_free(dump);
+    check_two_steps(dir, (const char *const[]){"data.gen_batch_size=8", FILTER "metric=reward"},
+                    (const double[2][3]){{3, 1, 1}, {2, 2, 1}});
     rk_free(dir);
 }
 
