@@ -8,27 +8,24 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
 #include "base/rk_config.h"
 #include "base/rk_time.h"
+#include "tests/fault/under_attack.h"
 #include "tests/proc/cli_fixture.h"
 #include "tests/support/client.h"
 #include "tests/support/h2_raw.h"
 
-#define TOKEN           "test-admin-token-0123456789abcdef0123"
 #define NUM_DAEMONS     2
 #define NUM_ATTACKERS   2
 #define NUM_CALLS       8 /* of a connection */
 #define MESSAGE_BYTES   24
 #define SECOND_NS       1000000000LL
 #define SAMPLES_MAX     100000
-#define SAMPLE_MS       10
 #define NEW_CLIENT      20 /* every so many samples come from a new connection */
-#define STEP_MS         60000
 #define BACK_MS         20000
 #define RSS_MAX_KIB     (200 << 10)
 #define CONNECTIONS_MAX 512
@@ -70,7 +67,7 @@ static int attack(const char *address, const char *seconds)
         h2_greeting(&bytes);
         append_calls(&bytes, &seed);
         if (fd >= 0) {
-            count += h2_send(fd, &bytes, SAMPLE_MS);
+            count += h2_send(fd, &bytes, ATTACK_SAMPLE_MS);
             close(fd);
         }
         rk_str_fini(&bytes);
@@ -92,9 +89,10 @@ static struct rk_proc *start_attacker(const char *address, int64_t seconds)
 /* --- the daemons and the run --- */
 
 struct bench {
-    struct rk_proc *daemons[NUM_DAEMONS], *run;
+    struct rk_proc *daemons[NUM_DAEMONS];
     struct rk_client *client; /* of the last daemon, which is attacked */
-    char *dir, *token_path;
+    struct attack_run run;
+    char *token_path;
     int64_t seconds;
 };
 
@@ -103,55 +101,22 @@ static struct rk_proc *target(const struct bench *bench)
     return bench->daemons[NUM_DAEMONS - 1];
 }
 
-static char *write_secret(const char *name, const char *text)
-{
-    char *path = rk_test_temp_path(name);
-
-    rk_test_write_file(path, text, strlen(text));
-    assert_int_equal(chmod(path, 0600), 0);
-    return path;
-}
-
-static int64_t num_steps(const struct bench *bench)
-{
-    char *path = rk_path_join(bench->dir, "metrics.jsonl");
-    int64_t steps = access(path, F_OK) == 0 ? count_metrics(bench->dir) : 0;
-
-    rk_free(path);
-    return steps;
-}
-
-static void wait_step(const struct bench *bench, int64_t steps)
-{
-    int64_t end_ns = rk_time_now_ns() + rk_proc_timeout_ms(STEP_MS) * 1000000;
-
-    while (num_steps(bench) <= steps) {
-        if (!rk_proc_is_running(bench->run) || rk_time_now_ns() > end_ns)
-            fail_msg("the training run is at step %lld: %s", (long long)num_steps(bench),
-                     rk_proc_stderr(bench->run));
-        rk_time_sleep_ms(SAMPLE_MS);
-    }
-}
-
 static void start(struct bench *bench)
 {
     const char *seconds = rk_env("RK_TEST_SECONDS");
-    char *tokens = write_secret("tokens", "admin:" TOKEN "\n"), *flags[2], *hosts;
+    char *tokens = write_secret("tokens", "admin:" ATTACK_TOKEN "\n", 0600), *flags[2], *hosts;
 
-    *bench = (struct bench){.seconds = 3, .dir = new_run_dir()};
+    *bench = (struct bench){.seconds = 3};
     assert_true(!seconds || rk_parse_i64(seconds, &bench->seconds));
-    bench->token_path = write_secret("token", TOKEN "\n");
+    bench->token_path = write_secret("token", ATTACK_TOKEN "\n", 0600);
     flags[0] = rk_format("--rpc.token_file=%s", tokens);
     flags[1] = rk_format("--ckpt.roots=[\"%s\"]", rk_test_temp_dir());
     for (int i = 0; i < NUM_DAEMONS; i++)
         bench->daemons[i] = rk_proc_start_rankd((const char *const[]){
             "--rpc.listen=127.0.0.1:0", "--cpu.num_threads=1", flags[0], flags[1], NULL});
     hosts = rk_format("%s,%s", rk_proc_address(bench->daemons[0]), rk_proc_address(bench->daemons[1]));
-    bench->client = rk_client_create(rk_proc_address(target(bench)), TOKEN);
-    bench->run = start_rankctl((const char *const[]){
-        "run", TINY_JOB, "--hosts", hosts, "--token-file", bench->token_path, "--run-dir", bench->dir, TINY,
-        "trainer.total_training_steps=10000000", "trainer.save_freq=-1", NULL});
-    wait_step(bench, 0);
+    bench->client = rk_client_create(rk_proc_address(target(bench)), ATTACK_TOKEN);
+    attack_run_start(&bench->run, hosts, bench->token_path, NULL);
     rk_free(hosts);
     rk_free(flags[0]);
     rk_free(flags[1]);
@@ -160,35 +125,17 @@ static void start(struct bench *bench)
 
 static void stop(struct bench *bench)
 {
-    struct outcome outcome;
-
-    rk_proc_signal(bench->run, SIGINT);
-    outcome = finish_rankctl(bench->run, STEP_MS);
-    assert_exit(&outcome, -SIGINT);
-    outcome_fini(&outcome);
+    attack_run_stop(&bench->run);
     rk_client_destroy(bench->client);
     for (int i = 0; i < NUM_DAEMONS; i++) {
         rk_proc_signal(bench->daemons[i], SIGTERM);
-        assert_int_equal(rk_proc_wait(bench->daemons[i], rk_proc_timeout_ms(STEP_MS)), 0);
+        assert_int_equal(rk_proc_wait(bench->daemons[i], rk_proc_timeout_ms(ATTACK_STEP_MS)), 0);
         rk_proc_destroy(bench->daemons[i]);
     }
     rk_free(bench->token_path);
-    rk_free(bench->dir);
 }
 
 /* --- what is measured --- */
-
-static int64_t rss_kib(const struct bench *bench)
-{
-    char *path = rk_format("/proc/%d/statm", (int)rk_proc_pid(target(bench)));
-    char *text = rk_test_read_file(path, NULL);
-    long pages = -1;
-
-    assert_int_equal(sscanf(text, "%*d %ld", &pages), 1);
-    rk_free(text);
-    rk_free(path);
-    return pages * (sysconf(_SC_PAGESIZE) >> 10);
-}
 
 static int num_files(const struct bench *bench)
 {
@@ -211,13 +158,6 @@ static double get_status_ms(const struct bench *bench)
 
     assert_ok(rk_client_get_status(bench->client, &status));
     return (double)(rk_time_now_ns() - begin_ns) / 1e6;
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
 }
 
 struct seen {
@@ -246,7 +186,7 @@ static void connect_newly(struct seen *seen, const struct bench *bench)
 
 static void watch(struct seen *seen, const struct bench *bench, int64_t seconds)
 {
-    int64_t begin_ns = rk_time_now_ns(), steps = num_steps(bench);
+    int64_t begin_ns = rk_time_now_ns(), steps = attack_run_num_steps(&bench->run);
 
     *seen = (struct seen){0};
     while (rk_time_now_ns() < begin_ns + seconds * SECOND_NS && seen->num_samples < SAMPLES_MAX) {
@@ -254,13 +194,13 @@ static void watch(struct seen *seen, const struct bench *bench, int64_t seconds)
         seen->samples[seen->num_samples++] = get_status_ms(bench);
         if (seen->num_samples % NEW_CLIENT == 0)
             connect_newly(seen, bench);
-        seen->rss_kib = RK_MAX(seen->rss_kib, rss_kib(bench));
+        seen->rss_kib = RK_MAX(seen->rss_kib, rk_proc_rss_kib(target(bench)));
         seen->num_files = RK_MAX(seen->num_files, num_files(bench));
-        rk_time_sleep_ms(SAMPLE_MS);
+        rk_time_sleep_ms(ATTACK_SAMPLE_MS);
     }
-    seen->steps_per_s =
-        (double)(num_steps(bench) - steps) / ((double)(rk_time_now_ns() - begin_ns) / (double)SECOND_NS);
-    qsort(seen->samples, (size_t)seen->num_samples, sizeof(double), compare_doubles);
+    seen->steps_per_s = (double)(attack_run_num_steps(&bench->run) - steps) /
+                        ((double)(rk_time_now_ns() - begin_ns) / (double)SECOND_NS);
+    attack_sort_samples(seen->samples, seen->num_samples);
 }
 
 static double p99(const struct seen *seen)
@@ -284,7 +224,7 @@ static int64_t end_attacker(struct rk_proc *proc, int64_t seconds)
     char *text;
     int64_t count;
 
-    assert_int_equal(rk_proc_wait(proc, rk_proc_timeout_ms(STEP_MS) + seconds * 1000), 0);
+    assert_int_equal(rk_proc_wait(proc, rk_proc_timeout_ms(ATTACK_STEP_MS) + seconds * 1000), 0);
     text = rk_proc_stdout(proc);
     count = strtoll(text, NULL, 10);
     rk_free(text);
@@ -311,9 +251,9 @@ static void test_short_connections_end_no_run(void **state)
         count += end_attacker(attackers[i], bench.seconds);
     rest_ns = rk_time_now_ns() + rk_proc_timeout_ms(BACK_MS) * 1000000;
     while (num_files(&bench) > before->num_files + FILES_BACK && rk_time_now_ns() < rest_ns)
-        rk_time_sleep_ms(SAMPLE_MS);
+        rk_time_sleep_ms(ATTACK_SAMPLE_MS);
     watch(after, &bench, RK_MAX(bench.seconds / 3, 1));
-    wait_step(&bench, num_steps(&bench));
+    attack_run_wait_step(&bench.run, attack_run_num_steps(&bench.run));
     print_seen("before", before);
     print_seen("during the attack", during);
     print_seen("after", after);

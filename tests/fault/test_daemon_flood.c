@@ -5,25 +5,22 @@
  * RK_TEST_SECONDS: how long each flood takes (default 1). RK_TEST_FLOOD: only the one of that name.
  * RK_TEST_ATTACKER_NICE: see flood.h. Latency depends on free cores: on a busy machine run it with `nice -n
  * -10` (root). */
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
 #include "base/rk_config.h"
 #include "base/rk_time.h"
 #include "tests/fault/flood.h"
+#include "tests/fault/under_attack.h"
 #include "tests/proc/cli_fixture.h"
 #include "tests/proc/daemon_fixture.h"
 #include "tests/support/certs.h"
 #include "tests/support/control_group.h"
 
 #define GROUP_BYTES  (512LL << 20)
-#define SAMPLE_MS    10
 #define RSS_MAX_KIB  (256 << 10)
 #define RSS_BACK_KIB (32 << 10) /* above the value before the flood */
 #define RSS_BACK_MS  10000
@@ -33,13 +30,10 @@
 #define P99_SECONDS  10 /* shorter runs do not measure the tail */
 #define SAMPLES_MAX  100000
 #define SECOND_NS    1000000000LL
-#define STEP_MS      60000
 #define NUM_CLIENTS  64
 #define NUM_CALLERS  8 /* threads */
 #define NUM_CALLS    10000
 #define NEW_CLIENTS  5
-
-#define TOKEN "test-admin-token-0123456789abcdef0123"
 
 typedef enum transport { PLAIN, TLS, MUTUAL_TLS } transport_t;
 
@@ -47,8 +41,8 @@ struct bench {
     struct fixture fixture;
     struct rk_test_group *group; /* NULL: could not be created */
     transport_t transport;
-    struct rk_proc *run; /* rankctl; NULL: not running */
-    char *run_dir, *token_path;
+    struct attack_run run;
+    char *token_path;
     int64_t seconds; /* of a flood */
 };
 
@@ -61,15 +55,6 @@ static int64_t flood_seconds(void)
     return seconds;
 }
 
-static char *write_file(const char *name, const char *text)
-{
-    char *path = rk_test_temp_path(name);
-
-    rk_test_write_file(path, text, strlen(text));
-    assert_int_equal(chmod(path, 0600), 0);
-    return path;
-}
-
 /* --- the daemon, the normal client and the run --- */
 
 static struct rk_client *new_client(const struct bench *bench)
@@ -78,9 +63,9 @@ static struct rk_client *new_client(const struct bench *bench)
     struct rk_tls_files files;
 
     if (bench->transport == PLAIN)
-        return rk_client_create(address, TOKEN);
+        return rk_client_create(address, ATTACK_TOKEN);
     files = rk_test_tls_files(bench->transport == MUTUAL_TLS ? "client" : NULL, "ca");
-    return rk_client_create_tls(address, TOKEN, &files);
+    return rk_client_create_tls(address, ATTACK_TOKEN, &files);
 }
 
 static void start_daemon_in_group(struct bench *bench, const char *const *args)
@@ -107,12 +92,12 @@ static void start_daemon_in_group(struct bench *bench, const char *const *args)
 static void start(struct bench *bench, transport_t transport)
 {
     struct rk_tls_files files = {.prefix = ""};
-    char *tokens = write_file("tokens", "admin:" TOKEN "\n"), *flags[5];
+    char *tokens = write_secret("tokens", "admin:" ATTACK_TOKEN "\n", 0600), *flags[5];
     const char *args[8] = {"--cpu.num_threads=1", "--health.listen=127.0.0.1:0"};
     int num_flags = 0;
 
     *bench = (struct bench){.transport = transport, .seconds = flood_seconds()};
-    bench->token_path = write_file("token", TOKEN "\n");
+    bench->token_path = write_secret("token", ATTACK_TOKEN "\n", 0600);
     flags[num_flags++] = rk_format("--rpc.token_file=%s", tokens);
     flags[num_flags++] = rk_format("--ckpt.roots=[\"%s\"]", rk_test_temp_dir());
     if (transport != PLAIN) {
@@ -145,97 +130,26 @@ static void stop(struct bench *bench)
     rk_free(bench->token_path);
 }
 
-static int64_t num_steps(const struct bench *bench)
-{
-    char *path = rk_path_join(bench->run_dir, "metrics.jsonl");
-    int64_t steps = access(path, F_OK) == 0 ? count_metrics(bench->run_dir) : 0;
-
-    rk_free(path);
-    return steps;
-}
-
-/* Waits until the run has more than that many steps. */
-static void wait_step(struct bench *bench, int64_t steps)
-{
-    int64_t end_ns = rk_time_now_ns() + rk_proc_timeout_ms(STEP_MS) * 1000000;
-
-    while (num_steps(bench) <= steps) {
-        if (!rk_proc_is_running(bench->run) || rk_time_now_ns() > end_ns)
-            fail_msg("the training run is at step %lld: %s", (long long)num_steps(bench),
-                     rk_proc_stderr(bench->run));
-        rk_time_sleep_ms(SAMPLE_MS);
-    }
-}
-
 /* Starts an endless training run and waits for its first step. */
 static void start_run(struct bench *bench)
 {
-    const char *files[6] = {NULL};
-    const char *args[32] = {"run",
-                            TINY_JOB,
-                            "--hosts",
-                            rk_proc_address(bench->fixture.proc),
-                            "--token-file",
-                            bench->token_path,
-                            "--run-dir",
-                            NULL,
-                            TINY,
-                            "trainer.total_training_steps=10000000",
-                            "trainer.save_freq=-1",
-                            "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1",
-                            "actor_rollout_ref.rollout.tensor_model_parallel_size=1"};
+    const char *more[9] = {"actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1",
+                           "actor_rollout_ref.rollout.tensor_model_parallel_size=1"};
 
-    bench->run_dir = new_run_dir();
-    args[7] = bench->run_dir;
     if (bench->transport != PLAIN) {
-        files[0] = "--tls-ca";
-        files[1] = rk_test_cert_path("ca", "crt");
+        more[2] = "--tls-ca";
+        more[3] = rk_test_cert_path("ca", "crt");
     }
     if (bench->transport == MUTUAL_TLS) {
-        files[2] = "--tls-cert";
-        files[3] = rk_test_cert_path("client", "crt");
-        files[4] = "--tls-key";
-        files[5] = rk_test_cert_path("client", "key");
+        more[4] = "--tls-cert";
+        more[5] = rk_test_cert_path("client", "crt");
+        more[6] = "--tls-key";
+        more[7] = rk_test_cert_path("client", "key");
     }
-    if (bench->transport != PLAIN)
-        append_args(args, RK_ARRAY_LEN(args),
-                    (const char *const[]){files[0], files[1], files[2], files[3], files[4], files[5], NULL});
-    bench->run = start_rankctl(args);
-    wait_step(bench, 0);
-}
-
-static void stop_run(struct bench *bench)
-{
-    struct outcome outcome;
-
-    rk_proc_signal(bench->run, SIGINT);
-    outcome = finish_rankctl(bench->run, STEP_MS);
-    assert_exit(&outcome, -SIGINT);
-    outcome_fini(&outcome);
-    rk_free(bench->run_dir);
-    bench->run = NULL;
+    attack_run_start(&bench->run, rk_proc_address(bench->fixture.proc), bench->token_path, more);
 }
 
 /* --- one flood --- */
-
-static int64_t rss_kib(const struct bench *bench)
-{
-    char *path = rk_format("/proc/%d/statm", (int)rk_proc_pid(bench->fixture.proc));
-    char *text = rk_test_read_file(path, NULL);
-    long pages = -1;
-
-    assert_int_equal(sscanf(text, "%*d %ld", &pages), 1);
-    rk_free(text);
-    rk_free(path);
-    return pages * (sysconf(_SC_PAGESIZE) >> 10);
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
 
 struct seen {
     int64_t peak_kib;
@@ -255,8 +169,8 @@ static void watch_attack(struct seen *seen, struct bench *bench)
         assert_true(rk_proc_is_running(bench->fixture.proc));
         assert_ok(rk_client_get_status(bench->fixture.client, &status));
         seen->samples[seen->num_samples++] = (double)(rk_time_now_ns() - begin_ns) / 1e6;
-        seen->peak_kib = RK_MAX(seen->peak_kib, rss_kib(bench));
-        rk_time_sleep_ms(SAMPLE_MS);
+        seen->peak_kib = RK_MAX(seen->peak_kib, rk_proc_rss_kib(bench->fixture.proc));
+        rk_time_sleep_ms(ATTACK_SAMPLE_MS);
     }
 }
 
@@ -265,10 +179,10 @@ static int64_t wait_back(struct bench *bench, int64_t limit_kib)
 {
     int64_t begin_ns = rk_time_now_ns();
 
-    while (rss_kib(bench) > limit_kib &&
+    while (rk_proc_rss_kib(bench->fixture.proc) > limit_kib &&
            rk_time_now_ns() - begin_ns < rk_proc_timeout_ms(RSS_BACK_MS) * 1000000)
-        rk_time_sleep_ms(SAMPLE_MS);
-    return rss_kib(bench);
+        rk_time_sleep_ms(ATTACK_SAMPLE_MS);
+    return rk_proc_rss_kib(bench->fixture.proc);
 }
 
 static void check_latency(const char *label, const struct seen *seen, int64_t seconds)
@@ -287,17 +201,18 @@ static void run_attack(struct bench *bench, struct attack *attack)
 {
     const char *label = attack->only_handshake ? "TLS handshakes" : attack->flood->label;
     struct seen seen = {.samples = rk_calloc(SAMPLES_MAX, sizeof(double))};
-    int64_t before_kib = rss_kib(bench), after_kib, steps = bench->run ? num_steps(bench) : 0;
+    int64_t before_kib = rk_proc_rss_kib(bench->fixture.proc), after_kib,
+            steps = bench->run.proc ? attack_run_num_steps(&bench->run) : 0;
 
     flood_begin(attack);
     watch_attack(&seen, bench);
-    if (bench->run) {
-        wait_step(bench, steps); /* before the attack ends */
-        steps = num_steps(bench) - steps;
+    if (bench->run.proc) {
+        attack_run_wait_step(&bench->run, steps); /* before the attack ends */
+        steps = attack_run_num_steps(&bench->run) - steps;
     }
     flood_end(attack);
     after_kib = wait_back(bench, before_kib + RSS_BACK_KIB);
-    qsort(seen.samples, (size_t)seen.num_samples, sizeof(double), compare_doubles);
+    attack_sort_samples(seen.samples, seen.num_samples);
     print_message(
         "%s%s: %.1f MB sent over %d connections; resident %lld, at most %lld, then %lld MiB; GetStatus "
         "p50 %.2f ms, p99 %.2f ms, at most %.2f ms, %d times; %lld steps of the run\n",
@@ -336,7 +251,7 @@ static void test_floods_are_survived(void **state)
     start_run(&bench);
     for (flood_kind_t kind = 0; kind < FLOOD_COUNT; kind++)
         run_flood(&bench, rk_proc_address(bench.fixture.proc), kind, NULL);
-    stop_run(&bench);
+    attack_run_stop(&bench.run);
     stop(&bench);
 }
 
@@ -354,7 +269,7 @@ static void test_memory_does_not_grow_with_floods(void **state)
     for (int round = 0; round < ROUNDS; round++) {
         for (flood_kind_t kind = 0; kind < FLOOD_COUNT; kind++)
             run_flood(&bench, rk_proc_address(bench.fixture.proc), kind, NULL);
-        after_kib[round] = rss_kib(&bench);
+        after_kib[round] = rk_proc_rss_kib(bench.fixture.proc);
         print_message("resident after round %d: %lld KiB\n", round + 1, (long long)after_kib[round]);
     }
     assert_true(after_kib[ROUNDS - 1] <= after_kib[ROUNDS - 2] + GROWTH_KIB);
@@ -423,7 +338,7 @@ static void check_tls(transport_t transport, const struct rk_tls_files *attacker
     handshakes.address = address;
     handshakes.tls = stranger;
     run_attack(&bench, &handshakes);
-    stop_run(&bench);
+    attack_run_stop(&bench.run);
     connect_during_handshakes(&bench, &handshakes);
     rk_tls_destroy(stranger);
     rk_tls_destroy(tls);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
@@ -171,6 +172,15 @@ void assert_gone(const pid_t *pids, int count, int64_t timeout_ms)
             rk_time_sleep_ms(POLL_MS);
         }
     }
+}
+
+char *write_secret(const char *name, const char *text, mode_t mode)
+{
+    char *path = rk_test_temp_path(name);
+
+    rk_test_write_file(path, text, strlen(text));
+    assert_int_equal(chmod(path, mode), 0);
+    return path;
 }
 
 char *new_run_dir(void)

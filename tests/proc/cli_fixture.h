@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "base/rk_json.h"
 #include "tests/support/proc.h"
@@ -70,6 +71,8 @@ struct shell_case {
 /* Runs all, prints what is wrong, and then fails. */
 void run_shell_cases(const struct shell_case *cases, size_t count);
 
+/* Writes a file below the temporary directory, with that mode; rk_free its path. */
+char *write_secret(const char *name, const char *text, mode_t mode);
 /* A new path below the temporary directory; rk_free it. */
 char *new_run_dir(void);
 struct rk_json *read_json(const char *dir, const char *name);

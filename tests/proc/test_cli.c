@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
@@ -522,15 +521,6 @@ static void test_rankctl_status_of_a_failed_daemon_has_the_reason(void **state)
     rk_free(path);
 }
 #endif
-
-static char *write_secret(const char *name, const char *text, mode_t mode)
-{
-    char *path = rk_test_temp_path(name);
-
-    rk_test_write_file(path, text, strlen(text));
-    assert_int_equal(chmod(path, mode), 0);
-    return path;
-}
 
 /* Goal: a daemon with tokens rejects a wrong or missing one with exit code 4, and accepts the right one.
  */

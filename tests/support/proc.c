@@ -211,16 +211,27 @@ int rk_proc_wait(struct rk_proc *proc, int64_t timeout_ms)
     return WIFEXITED(proc->wait_status) ? WEXITSTATUS(proc->wait_status) : -WTERMSIG(proc->wait_status);
 }
 
-int64_t rk_proc_peak_rss_kib(const struct rk_proc *proc)
+/* A line of the process's status. */
+static int64_t status_kib(const struct rk_proc *proc, const char *name)
 {
     char *path = rk_format("/proc/%d/status", (int)proc->pid);
     char *text = rk_test_read_file(path, NULL);
-    const char *line = strstr(text, "VmHWM:");
-    long kib = -1;
+    const char *line = strstr(text, name);
+    int64_t kib = -1;
 
     assert_non_null(line);
-    assert_int_equal(sscanf(line, "VmHWM: %ld kB", &kib), 1);
+    kib = strtoll(line + strlen(name), NULL, 10);
     rk_free(text);
     rk_free(path);
     return kib;
+}
+
+int64_t rk_proc_rss_kib(const struct rk_proc *proc)
+{
+    return status_kib(proc, "VmRSS:");
+}
+
+int64_t rk_proc_peak_rss_kib(const struct rk_proc *proc)
+{
+    return status_kib(proc, "VmHWM:");
 }

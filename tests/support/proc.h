@@ -37,7 +37,8 @@ int rk_proc_wait(struct rk_proc *proc, int64_t timeout_ms);
 /* Output so far; rk_free it. */
 char *rk_proc_stdout(struct rk_proc *proc);
 char *rk_proc_stderr(struct rk_proc *proc);
-/* Largest resident memory so far, in KiB (VmHWM). */
+/* Resident memory, in KiB; and the largest so far (VmHWM). */
+int64_t rk_proc_rss_kib(const struct rk_proc *proc);
 int64_t rk_proc_peak_rss_kib(const struct rk_proc *proc);
 
 /* Milliseconds times RK_TEST_TIMEOUT_FACTOR. */
