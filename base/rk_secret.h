@@ -10,6 +10,8 @@ RK_BEGIN_DECLS
 
 /* The file beside a daemon's Unix socket in which drivers find the token. */
 #define RK_TOKEN_NAME "token"
+/* Beside it: the daemon's address, for one that is not the socket in this directory. */
+#define RK_TOKEN_ADDRESS_NAME "address"
 
 /* A line of a token file, "admin:TOKEN", with 256 random bits; rk_free it. */
 struct rk_status *rk_make_token(char **line) RK_NODISCARD;

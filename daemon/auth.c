@@ -215,9 +215,10 @@ struct rk_status *rk_auth_create(struct rk_auth **out, const char *path)
     return NULL;
 }
 
-struct rk_status *rk_auth_create_generated(struct rk_auth **out, const char *path)
+struct rk_status *rk_auth_create_generated(struct rk_auth **out, const char *dir, const char *address)
 {
     struct rk_auth *auth = rk_calloc(1, sizeof(*auth));
+    char *path = rk_path_join(dir, RK_TOKEN_NAME), *address_path = rk_path_join(dir, RK_TOKEN_ADDRESS_NAME);
     char *line = NULL;
     struct rk_status *st = rk_make_token(&line);
 
@@ -226,6 +227,10 @@ struct rk_status *rk_auth_create_generated(struct rk_auth **out, const char *pat
         st = parse_lines(auth, line, strlen(line));
     if (!st)
         st = rk_write_secret(path, line, 0640);
+    if (!st)
+        st = rk_write_secret(address_path, address, 0640);
+    rk_free(path);
+    rk_free(address_path);
     if (line)
         explicit_bzero(line, strlen(line));
     rk_free(line);

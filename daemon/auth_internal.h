@@ -16,9 +16,10 @@ struct rk_auth;
  * read or write the file, INVALID_ARGUMENT naming the invalid line; the text of a line is never
  * repeated. */
 struct rk_status *rk_auth_create(struct rk_auth **out, const char *path) RK_NODISCARD;
-/* One token of an admin, which it makes and writes to `path`, for the owner and the group, as the socket is.
- */
-struct rk_status *rk_auth_create_generated(struct rk_auth **out, const char *path) RK_NODISCARD;
+/* One token of an admin, which it makes and writes to the file "token" of `dir`, for the owner and the group,
+ * as the socket is. Drivers that do not know the directory find it by the file "address". */
+struct rk_status *rk_auth_create_generated(struct rk_auth **out, const char *dir,
+                                           const char *address) RK_NODISCARD;
 void rk_auth_destroy(struct rk_auth *auth); /* NULL is a no-op */
 /* Whether the file has names of certificates. */
 bool rk_auth_asks_names(const struct rk_auth *auth);

@@ -84,11 +84,6 @@ bool rk_settings_generates_token(const struct rk_settings *settings)
            settings->listen.is_local && !settings->asks_certificates;
 }
 
-char *rk_settings_generated_token(const struct rk_settings *settings)
-{
-    return rk_path_join(settings->runtime_dir, RK_TOKEN_NAME);
-}
-
 /* As of an abstract socket (rk_listen_check_policy), but 127.0.0.1 is the default, for a first try on one's
  * own machine. */
 void rk_settings_warn_open(const struct rk_settings *settings)
@@ -99,8 +94,7 @@ void rk_settings_warn_open(const struct rk_settings *settings)
         settings->asks_certificates || rk_settings_generates_token(settings))
         return;
     RK_WARN("rpc.listen: every local user can connect to %s:%d and has all rights; set rpc.token_file, use a "
-            "Unix "
-            "socket, or pass --insecure (rpc.insecure)",
+            "Unix socket, or pass --insecure (rpc.insecure)",
             listen->host, listen->port);
 }
 

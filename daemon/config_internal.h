@@ -59,7 +59,6 @@ void rk_settings_warn_open(const struct rk_settings *settings);
 /* Under a service manager a daemon without rpc.token_file that only this host can reach makes a token itself,
  * in its runtime directory. */
 bool rk_settings_generates_token(const struct rk_settings *settings);
-char *rk_settings_generated_token(const struct rk_settings *settings); /* its path; rk_free it */
 /* Copies the reloadable values of `config`. */
 void rk_settings_reload(struct rk_settings *settings, const struct rk_config *config);
 

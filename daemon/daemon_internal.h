@@ -93,6 +93,9 @@ struct rk_daemon {
 struct rk_status *rk_daemon_start(struct rk_daemon *daemon) RK_NODISCARD;
 
 /* --- reload.c --- */
+/* For rk_settings_generates_token. */
+struct rk_status *rk_daemon_make_token(struct rk_auth **auth,
+                                       const struct rk_settings *settings) RK_NODISCARD;
 struct rk_status *rk_daemon_load_settings(struct rk_daemon *daemon) RK_NODISCARD;
 void rk_daemon_reload(struct rk_daemon *daemon);
 

@@ -8,6 +8,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_log.h"
+#include "base/rk_secret.h"
 #include "daemon/notify_internal.h"
 #include "daemon/tls_internal.h"
 
@@ -51,6 +52,18 @@ struct rk_status *rk_daemon_load_settings(struct rk_daemon *daemon)
     return rk_daemon_tls_create(&daemon->tls, &daemon->settings);
 }
 
+struct rk_status *rk_daemon_make_token(struct rk_auth **auth, const struct rk_settings *settings)
+{
+    char *address = rk_listen_format(&settings->listen, settings->listen.port);
+    struct rk_status *st = rk_auth_create_generated(auth, settings->runtime_dir, address);
+
+    if (!st)
+        RK_INFO("rpc.token_file is not set: the token of this run is in %s/%s", settings->runtime_dir,
+                RK_TOKEN_NAME);
+    rk_free(address);
+    return st;
+}
+
 static void use_auth(struct rk_daemon *daemon, struct rk_auth *auth)
 {
     rk_server_set_auth(daemon->server, auth);
@@ -74,27 +87,19 @@ static struct rk_settings next_access(const struct rk_daemon *daemon, const stru
 static struct rk_status *make_auth(struct rk_auth **auth, const struct rk_daemon *daemon,
                                    const struct rk_settings *next)
 {
-    struct rk_status *st;
-    char *path;
-
     RK_TRY(rk_listen_check_policy(&next->listen, next->is_insecure, next->tls_cert != NULL,
                                   next->asks_certificates, next->token_file != NULL));
     if (!rk_settings_generates_token(next))
         return rk_auth_create(auth, next->token_file);
     if (rk_settings_generates_token(&daemon->settings))
         return NULL;
-    path = rk_settings_generated_token(next);
-    st = rk_auth_create_generated(auth, path);
-    if (!st)
-        RK_INFO("rpc.token_file is not set any more: the token of this run is in %s", path);
-    rk_free(path);
-    return st;
+    return rk_daemon_make_token(auth, next);
 }
 
 /* No file is better than one whose token is not valid, which rankctl would send. */
 static void remove_generated(const struct rk_daemon *daemon)
 {
-    char *path = rk_settings_generated_token(&daemon->settings);
+    char *path = rk_path_join(daemon->settings.runtime_dir, RK_TOKEN_NAME);
 
     if (unlink(path) != 0 && errno != ENOENT)
         RK_WARN("cannot remove '%s', a token that is not valid any more: %s", path, strerror(errno));

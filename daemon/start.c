@@ -190,22 +190,6 @@ static void set_limits(void)
     }
 }
 
-/* With the lock: another daemon has its own token there. */
-static struct rk_status *make_token(struct rk_daemon *daemon)
-{
-    struct rk_status *st;
-    char *path;
-
-    if (!rk_settings_generates_token(&daemon->settings))
-        return NULL;
-    path = rk_settings_generated_token(&daemon->settings);
-    st = rk_auth_create_generated(&daemon->auth, path);
-    if (!st)
-        RK_INFO("rpc.token_file is not set: the token of this run is in %s", path);
-    rk_free(path);
-    return st;
-}
-
 struct rk_status *rk_daemon_start(struct rk_daemon *daemon)
 {
     struct rk_loop_handlers handlers = {
@@ -221,7 +205,9 @@ struct rk_status *rk_daemon_start(struct rk_daemon *daemon)
     rk_settings_warn_open(&daemon->settings);
     set_limits();
     RK_TRY(take_locks(daemon));
-    RK_TRY(make_token(daemon));
+    /* With the lock: another daemon has its own token there. */
+    if (rk_settings_generates_token(&daemon->settings))
+        RK_TRY(rk_daemon_make_token(&daemon->auth, &daemon->settings));
     if (daemon->settings.state_dir)
         RK_TRY(rk_epoch_load(&epoch, daemon->settings.state_dir));
     rk_flight_start(&daemon->settings);

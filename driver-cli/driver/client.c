@@ -55,22 +55,11 @@ static grpc_arg int_arg(const char *key, int value)
     return (grpc_arg){.type = GRPC_ARG_INTEGER, .key = (char *)key, .value.integer = value};
 }
 
-/* The address with the number of localhost; rk_free it. */
-static char *target_of(const char *address)
-{
-    const char *colon = strrchr(address, ':');
-    char *host = rk_strndup(address, colon ? (size_t)(colon - address) : strlen(address));
-    char *target = rk_format("%s%s", rk_net_host(host), colon ? colon : "");
-
-    rk_free(host);
-    return target;
-}
-
 /* Each channel has its own subchannel pool, so that each is a separate connection.
  */
 static grpc_channel *open_channel(const char *address, const struct rk_driver_tls *tls)
 {
-    char *target = target_of(address);
+    char *target = rk_net_address(address);
     grpc_arg args[] = {
         int_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
         int_arg(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1),

@@ -3,61 +3,17 @@
 
 #include <pwd.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_log.h"
-#include "base/rk_secret.h"
 #include "base/rk_assert.h"
-#include "driver-cli/driver/files_internal.h"
+#include "driver-cli/driver/token_internal.h"
 
 #define CONTROL_TIMEOUT_MS 10000
 #define LEASE_TTL_MS       30000
 
 /* Of the first version of the ABI. */
 #define CONFIG_BYTES_MIN (offsetof(struct rk_driver_config, dry_device) + sizeof(const char *))
-
-/* The token may have the form that a daemon's token file has: "driver:TOKEN". */
-static struct rk_status *read_token(char **out, const char *path)
-{
-    static const char *const rights[] = {"admin:", "driver:", "viewer:"};
-    const char *token;
-    char *text;
-
-    *out = NULL;
-    RK_TRY(rk_read_token(&text, path, 0640)); /* as rankd makes one for its group */
-    token = text;
-    for (size_t i = 0; i < RK_ARRAY_LEN(rights); i++) {
-        if (rk_str_has_prefix(text, rights[i]))
-            token = text + strlen(rights[i]);
-    }
-    if (*token)
-        *out = rk_format("Bearer %s", token);
-    rk_free(text);
-    return *out ? NULL : RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s' is empty", path);
-}
-
-/* Of the daemon at a Unix socket: the file "token" beside it, which the daemon or rk_local_start has made.
- * NULL: there is none, or this user must not read it, so that the daemon will tell. */
-static char *find_token(const char *address)
-{
-    static const char prefix[] = "unix:";
-    char *dir, *path, *token = NULL;
-    struct rk_status *st;
-
-    if (!rk_str_has_prefix(address, prefix))
-        return NULL;
-    dir = rk_path_dir(address + strlen(prefix));
-    path = rk_path_join(dir, RK_TOKEN_NAME);
-    st = access(path, R_OK) == 0 ? read_token(&token, path) : NULL;
-    if (st)
-        RK_WARN("'%s': %s", path, rk_status_message(st));
-    rk_status_free(st);
-    rk_free(path);
-    rk_free(dir);
-    return token;
-}
 
 char *rk_driver_default_id(void)
 {
@@ -115,7 +71,7 @@ struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_
         return RK_FAIL(RK_INVALID_ARGUMENT, "a dry run of %d ranks: expected one daemon, got %d",
                        config->dry_world_size, config->num_addresses);
     driver = rk_calloc(1, sizeof(*driver));
-    st = config->token_file ? read_token(&driver->token, config->token_file) : NULL;
+    st = config->token_file ? rk_token_read(&driver->token, config->token_file) : NULL;
     if (!st)
         st = read_tls(&driver->tls, config);
     if (st) {
@@ -139,7 +95,8 @@ struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_
     driver->clients = rk_calloc((size_t)driver->num_clients, sizeof(*driver->clients));
     for (int32_t i = 0; i < driver->num_clients; i++)
         rk_client_init(&driver->clients[i], i, config->addresses[i],
-                       driver->token ? rk_strdup(driver->token) : find_token(config->addresses[i]),
+                       driver->token ? rk_strdup(driver->token)
+                                     : rk_token_find(config->addresses[i], RK_TOKEN_ROOT),
                        &driver->tls);
     *out = driver;
     return NULL;

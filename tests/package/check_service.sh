@@ -30,6 +30,25 @@ until [ "$(systemctl show -p NRestarts --value rankd@1)" -eq 1 ] && systemctl is
 done
 rankctl status --hosts unix:/run/rankd/1/rankd.sock
 
+# On loopback TCP each daemon has a token of its own, which rankctl finds; for others there is none.
+mkdir -p /etc/systemd/system/rankd@.service.d
+printf '[Service]\nEnvironment=RANKD_RPC_LISTEN=127.0.0.1:700%%i\n' >/etc/systemd/system/rankd@.service.d/tcp.conf
+systemctl daemon-reload
+systemctl restart rankd@0 rankd@1
+[ "$(stat -c %U:%G:%a /run/rankd/1/token)" = rankd:rankd:640 ]
+rankctl status --hosts 'localhost:[7000-7001]'
+runuser -u rankd -- rankctl status --hosts '127.0.0.1:[7000-7001]'
+code=0
+runuser -u nobody -- rankctl shutdown --yes --hosts '127.0.0.1:[7000-7001]' || code=$?
+[ "$code" -eq 4 ]
+if python3 -c 'import grpc, numpy'; then
+    PYTHONPATH=/usr/share/rankd/python python3 -B -c \
+        'import rankd; print([str(row) for row in rankd.connect("127.0.0.1:[7000-7001]").status()])'
+fi
+rm /etc/systemd/system/rankd@.service.d/tcp.conf
+systemctl daemon-reload
+systemctl restart rankd@0 rankd@1
+
 # A configuration that does not parse ends with 2 and is not tried again.
 systemctl stop rankd@1
 cp /etc/rankd/rankd.json /etc/rankd/good.json

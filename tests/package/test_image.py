@@ -15,7 +15,8 @@ import time
 BUNDLE, SOURCE = (pathlib.Path(path).resolve() for path in sys.argv[1:3])
 IN_CHROOT = """
 mount --make-rprivate / && mount --bind "$1" "$1" && mount -t proc proc "$1/proc" && mount --bind /dev "$1/dev" &&
-mount -t tmpfs tmpfs "$1/tmp" && ip link set lo up && mount -o remount,bind,ro "$1" && shift && exec "$@"
+mount -t tmpfs tmpfs "$1/tmp" && mount -t tmpfs -o uid=10001,gid=10001,mode=750 tmpfs "$1/run/rankd/0" &&
+ip link set lo up && mount -o remount,bind,ro "$1" && shift && exec "$@"
 """
 
 

@@ -131,6 +131,39 @@ static void test_service_has_a_token(void **state)
     rk_free(dir);
 }
 
+/* Goal: a service on loopback TCP demands a token, and writes its address beside it, by which drivers find it
+ * below /run/rankd. */
+static void test_service_on_loopback_has_a_token(void **state)
+{
+    char *dir = new_run_dir(), *token, *file, *written;
+    struct rk_proc *proc;
+    struct outcome outcome;
+
+    (void)state;
+    assert_int_equal(mkdir(dir, 0750), 0);
+    assert_int_equal(setenv("RUNTIME_DIRECTORY", dir, 1), 0);
+    proc = rk_proc_start_rankd((const char *const[]){"--rpc.listen=localhost:0", NULL});
+    unsetenv("RUNTIME_DIRECTORY");
+    assert_status(rk_proc_address(proc), RK_UNAUTHENTICATED);
+    assert_rankctl(4, rk_proc_address(proc));
+    token = rk_path_join(dir, "token");
+    outcome = run_rankctl(
+        (const char *const[]){"status", "--hosts", rk_proc_address(proc), "--token-file", token, NULL});
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    file = rk_path_join(dir, "address");
+    written = rk_test_read_file(file, NULL);
+    assert_string_equal(written, "127.0.0.1:0");
+    assert_int_equal(mode_of(file), 0640);
+    rk_proc_signal(proc, SIGTERM);
+    assert_int_equal(rk_proc_wait(proc, START_MS), 0);
+    rk_proc_destroy(proc);
+    rk_free(written);
+    rk_free(file);
+    rk_free(token);
+    rk_free(dir);
+}
+
 /* Goal: a service whose reload takes away rpc.token_file makes a token as at its start, and one whose reload
  * sets it removes the file of the token that is not valid any more. */
 static void test_service_token_follows_reloads(void **state)
@@ -211,6 +244,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_local_daemons_have_a_token),
         cmocka_unit_test(test_service_has_a_token),
+        cmocka_unit_test(test_service_on_loopback_has_a_token),
         cmocka_unit_test(test_service_token_follows_reloads),
         cmocka_unit_test(test_open_loopback_warns),
     };

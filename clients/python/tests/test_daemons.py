@@ -15,6 +15,7 @@ import numpy as np
 
 import rankd
 from rankd import _lease
+from rankd._token import find_token
 from support import BIN, FACTOR, MODEL, DaemonTest
 
 ENDLESS = {"response_length": 19000, "ignore_eos": True}
@@ -45,6 +46,25 @@ class Leases(DaemonTest):
         self.assertEqual(viewer.status()[0].state, "UNCONFIGURED")
         self.assert_refused("PERMISSION_DENIED", "ROLE", viewer.claim)
         self.assertEqual(self.connect(daemons.hosts, token_file=str(path)).claim(), 1)
+
+    def test_tokens_that_daemons_make(self):
+        """Goal: the token of a service is found beside its Unix socket, or by its address."""
+        root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        for slot in "012":
+            (root / slot).mkdir()
+        with mock.patch.dict(os.environ, {"RUNTIME_DIRECTORY": str(root / "0")}):
+            daemons = self.daemons(1)
+        self.assert_refused("UNAUTHENTICATED", "TOKEN", rankd.connect, daemons.hosts)
+        self.connect(daemons.hosts, token=find_token(daemons.hosts[0], str(root)))
+        (daemons.dir / "token").write_text((root / "0" / "token").read_text())
+        self.assertEqual(self.connect(daemons.hosts).claim(), 1)
+        (root / "1" / "address").write_text("127.0.0.1:7001")
+        (root / "1" / "token").write_text("admin:one\n")
+        (root / "2" / "token").write_text("admin:two\n")
+        for address, token in (("localhost:7001", "one"), ("127.0.0.1:7001", "one"), ("127.0.0.1:7002", None),
+                               ("unix-abstract:rankd", None), (f"unix:{root}/2/rankd.sock", "two")):
+            self.assertEqual(find_token(address, str(root)), token, address)
+        self.assertIsNone(find_token("127.0.0.1:7001", "/does/not/exist"))
 
     def test_one_driver_at_a_time(self):
         """Goal: a second driver is rejected and holds no lease; after a takeover the first driver's calls are

@@ -11,6 +11,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Seque
 from rankd import _call, _hosts, _watch, dispatch
 from rankd._call import CallFuture, Progress, Result
 from rankd._lease import Lease
+from rankd._token import find_token, read_token
 from rankd._watch import Event
 from rankd._worker import CONTROL_TIMEOUT_S, Tls, Worker, call_all
 from rankd.batch import Batch, Column, as_batch, entries
@@ -26,27 +27,17 @@ _CHUNK_BYTES = 2 << 20
 Options = Mapping[str, Any]
 
 
-def _read_token(path: str) -> str:
-    """The first line of the file, TOKEN or, as in a daemon's token file, ROLE:TOKEN."""
-    with open(path, encoding="utf-8") as file:
-        line = file.readline().strip()
-    role, _, token = line.partition(":")
-    token = token if role in ("admin", "driver", "viewer") else line
-    if not token:
-        raise ValueError(f"token file {path!r} is empty")
-    return token
-
-
 def connect(hosts: Union[None, str, Iterable[str]] = None, *, token: Optional[str] = None, token_file: Optional[str] = None,
             tls: Optional[Tls] = None, driver_id: Optional[str] = None, driver_key: Optional[bytes] = None) -> "Client":
     """Opens connections to the daemons, in rank order. hosts: text as of rankctl --hosts ("node[1-4]:7000",
     "@FILE", "dns:NAME:PORT", "slurm:PORT", with commas), or a list of such terms; without it $RANKCTL_HOSTS.
+    Without token and token_file, a daemon of this host that has made its own token is asked with that, as rankctl does.
     tls: without it $RANKCTL_TLS_CA, $RANKCTL_TLS_CERT and $RANKCTL_TLS_KEY, if they are set. ValueError for what
     does not parse. driver_id is shown to refused drivers; default user@host:pid. driver_key, 16 secret bytes,
     lets a restarted program get its lease back at once; default: random. Reads the method table of the first
     daemon, so it raises RankdError (UNAVAILABLE, UNAUTHENTICATED) when it cannot be reached."""
     if token_file is not None:
-        token = _read_token(token_file)
+        token = read_token(token_file)
     return Client(_hosts.parse_hosts(hosts), token, tls or Tls.environment(),
                   driver_id or f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}", driver_key or os.urandom(16))
 
@@ -56,7 +47,7 @@ class Client:
 
     def __init__(self, hosts: Sequence[str], token: Optional[str], tls: Optional[Tls], driver_id: str,
                  driver_key: bytes) -> None:
-        self._workers = [Worker(rank, address, token, tls) for rank, address in enumerate(hosts)]
+        self._workers = [Worker(rank, address, token or find_token(address), tls) for rank, address in enumerate(hosts)]
         self._driver_id = driver_id
         self._driver_key = driver_key
         self._lease: Optional[Lease] = None
