@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -318,5 +319,24 @@ struct rk_status *rk_write_file_atomic(const char *path, const void *data, size_
 
 out:
     rk_pending_file_discard(&file);
+    return st;
+}
+
+struct rk_status *rk_path_check(const char *path, bool is_new)
+{
+    char *shown = rk_str_printable(path, "");
+    struct rk_status *st = NULL;
+
+    if (is_new && strcmp(shown, path) != 0)
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "path '%s': has a control character", shown);
+    for (const char *name = path; !st && *name; name += strspn(name, "/")) {
+        size_t bytes = strcspn(name, "/");
+
+        if (bytes > NAME_MAX)
+            st = RK_FAIL(RK_INVALID_ARGUMENT, "path '%s': a name in it has %zu bytes, expected at most %d",
+                         shown, bytes, NAME_MAX);
+        name += bytes;
+    }
+    rk_free(shown);
     return st;
 }

@@ -3,6 +3,7 @@
 #ifndef RK_FILE_H
 #define RK_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/rk_status.h"
@@ -15,6 +16,10 @@ struct rk_status *rk_file_open_read(int *fd, const char *path) RK_NODISCARD;
 /* The whole file, terminated (the terminator is not counted); rk_free it. RESOURCE_EXHAUSTED over max_bytes.
  */
 struct rk_status *rk_file_read(char **out, size_t *bytes, const char *path, size_t max_bytes) RK_NODISCARD;
+
+/* Names that no file system takes, and in the path of a new file those that terminals interpret:
+ * INVALID_ARGUMENT. */
+struct rk_status *rk_path_check(const char *path, bool is_new) RK_NODISCARD;
 
 RK_END_DECLS
 

@@ -5,6 +5,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_file.h"
 #include "daemon/config_keys.def"
 #include "daemon/lease_internal.h"
 #include "daemon/rk_daemon.h"
@@ -101,10 +102,13 @@ static void read_listen(struct rk_settings *out, const struct rk_config *config,
 static char *read_path(const struct rk_config *config, const char *key, struct rk_problems *problems)
 {
     const char *text = rk_config_string(config, key);
+    struct rk_status *st;
 
     if (text && !*text)
         add_problem(problems, config, key,
                     RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected a path, got \"\"", key));
+    else if (text && (st = rk_path_check(text, true)) != NULL)
+        add_problem(problems, config, key, RK_WRAP(st, "%s", key));
     return text ? rk_strdup(text) : NULL;
 }
 

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_file.h"
 
 #define PATH_BYTES_MAX 4096
 
@@ -86,27 +87,6 @@ static struct rk_status *open_component(int *fd, const char *name, const char *p
     return NULL;
 }
 
-/* Names that a file system does not take, or that terminals interpret. */
-static struct rk_status *check_names(const char *path, uint32_t flags)
-{
-    bool is_new = flags & (RK_PATH_RESOLVE_CREATE | RK_PATH_RESOLVE_PROBE);
-    char *shown = rk_str_printable(path, "");
-    struct rk_status *st = NULL;
-
-    if (is_new && strcmp(shown, path) != 0)
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "path '%s': has a control character", shown);
-    for (const char *name = path; !st && *name; name += strspn(name, "/")) {
-        size_t bytes = strcspn(name, "/");
-
-        if (bytes > NAME_MAX)
-            st = RK_FAIL(RK_INVALID_ARGUMENT, "path '%s': a name in it has %zu bytes, expected at most %d",
-                         shown, bytes, NAME_MAX);
-        name += bytes;
-    }
-    rk_free(shown);
-    return st;
-}
-
 static struct rk_status *walk(int *fd, const char *rest, const char *path, uint32_t flags)
 {
     char *copy = rk_strdup(rest), *cursor = copy, *name;
@@ -146,7 +126,7 @@ struct rk_status *rk_path_resolve(char **out, char *const *roots, const char *pa
     if (!*path || strlen(path) > PATH_BYTES_MAX)
         return RK_FAIL(RK_INVALID_ARGUMENT, "path: expected 1 to %d bytes, got %zu", PATH_BYTES_MAX,
                        strlen(path));
-    RK_TRY(check_names(path, flags));
+    RK_TRY(rk_path_check(path, flags & (RK_PATH_RESOLVE_CREATE | RK_PATH_RESOLVE_PROBE)));
     RK_TRY(split_root(&root, &rest, roots, path));
     fd = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)

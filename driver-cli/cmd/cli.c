@@ -10,6 +10,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
+#include "base/rk_file.h"
 #include "driver-cli/driver/files_internal.h"
 
 const struct rk_option rk_common_options[] = {
@@ -75,6 +76,21 @@ static struct rk_status *check_output(const struct rk_cli *cli)
     return NULL;
 }
 
+/* Before a daemon starts or anything is written. */
+static struct rk_status *check_new_paths(const struct rk_cli *cli)
+{
+    static const char *const options[] = {"run-dir", "record", "out"};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(options); i++) {
+        const char *path = rk_cli_find(cli, options[i]);
+        struct rk_status *st = path ? rk_path_check(path, true) : NULL;
+
+        if (st)
+            return RK_WRAP(st, "--%s", options[i]);
+    }
+    return NULL;
+}
+
 struct rk_status *rk_cli_parse(struct rk_cli *cli, const struct rk_command *command, int argc, char **argv)
 {
     struct rk_status *st;
@@ -83,6 +99,8 @@ struct rk_status *rk_cli_parse(struct rk_cli *cli, const struct rk_command *comm
     st = parse(cli, argc, argv);
     if (!st && !rk_cli_has(cli, "help"))
         st = check_output(cli);
+    if (!st)
+        st = check_new_paths(cli);
     return st ? rk_cli_usage(st) : NULL;
 }
 

@@ -120,8 +120,10 @@ struct rk_status *rk_read_token(char **out, const char *path, mode_t mode)
 struct rk_status *rk_make_dirs(const char *path)
 {
     struct rk_status *st = NULL;
-    char *copy = rk_strdup(path);
+    char *copy;
 
+    RK_TRY(rk_path_check(path, true));
+    copy = rk_strdup(path);
     for (char *slash = copy[0] ? strchr(copy + 1, '/') : NULL; slash && !st; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
         st = make_dir(copy);
@@ -188,8 +190,8 @@ char *rk_file_name_of(const char *text)
     char *name = rk_strdup(*text ? text : "run");
 
     for (char *c = name; *c; c++) {
-        if (*c == '/' || (unsigned char)*c < 0x20)
-            *c = '_';
+        for (int bytes = *c == '/' ? 1 : rk_utf8_control_bytes(c); bytes > 0; bytes--)
+            c[bytes - 1] = '_';
     }
     if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
         memset(name, '_', strlen(name));

@@ -20,7 +20,8 @@ struct rk_status *rk_open_input(FILE **out, const char *path) RK_NODISCARD;
 /* The first line of a token file; rk_free it. INVALID_ARGUMENT when group or others have more rights than
  * `mode` gives them, or the line is empty or holds more than printable ASCII. */
 struct rk_status *rk_read_token(char **out, const char *path, mode_t mode) RK_NODISCARD;
-/* Creates the directory and its parents; an existing one is accepted. */
+/* Creates the directory and its parents; an existing one is accepted. Creates nothing if a name in the path
+ * is one that rk_path_check refuses. */
 struct rk_status *rk_make_dirs(const char *path) RK_NODISCARD;
 /* DIR/NAME as JSON; *out is NULL when there is no such file. Flags of rk_json_parse. */
 struct rk_status *rk_load_json_if_there(struct rk_json **out, const char *dir, const char *name,

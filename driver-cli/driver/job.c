@@ -6,6 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_file.h"
 #include "base/rk_str.h"
 #include "driver-cli/driver/files_internal.h"
 #include "driver-cli/driver/hub_internal.h"
@@ -114,6 +115,36 @@ static struct rk_json *resolved_list(const struct rk_json *paths, const char *di
     return files;
 }
 
+/* Relative to the working directory of rankctl, as in verl. */
+static const char *const outputs[] = {"trainer.default_local_dir", "trainer.resume_from_path",
+                                      "trainer.rollout_data_dir", "trainer.validation_data_dir"};
+/* Names of directories, in which rk_file_name_of replaces what terminals interpret. */
+static const char *const names[] = {"trainer.project_name", "trainer.experiment_name"};
+
+static void check_path(const char *key, const char *path, bool is_new, struct rk_str *problems)
+{
+    struct rk_status *st = rk_path_check(path, is_new);
+
+    if (st)
+        rk_str_appendf(problems, "%s: %s\n", key, rk_status_message(st));
+    rk_status_free(st);
+}
+
+void rk_job_paths_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    (void)world_size;
+    for (size_t i = 0; i < RK_ARRAY_LEN(outputs); i++) {
+        if (!rk_config_is_null(job, outputs[i]))
+            check_path(outputs[i], rk_config_string(job, outputs[i]), true, problems);
+    }
+    for (size_t i = 0; i < RK_ARRAY_LEN(names); i++) {
+        char *name = rk_file_name_of(rk_config_string(job, names[i]));
+
+        check_path(names[i], name, false, problems);
+        rk_free(name);
+    }
+}
+
 struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *dir)
 {
     static const char *const models[] = {RK_JOB_MODEL "path",
@@ -124,9 +155,6 @@ struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *di
                                          RK_JOB_REWARD_MODEL "model_path",
                                          RK_JOB_REWARD_MODEL "tokenizer_path"};
     static const char *const lists[] = {"data.train_files", "data.val_files"};
-    /* Relative to the working directory of rankctl, as in verl. */
-    static const char *const outputs[] = {"trainer.default_local_dir", "trainer.resume_from_path",
-                                          "trainer.rollout_data_dir", "trainer.validation_data_dir"};
     static const char *const files[] = {"daemons.token_file", "daemons.tls_ca", "daemons.tls_cert",
                                         "daemons.tls_key"};
     char cwd[PATH_MAX];

@@ -87,6 +87,8 @@ int64_t rk_job_overlong_max_len(const struct rk_config *job);
 char *rk_job_resolve_python(const char *path, const char *dir);
 /* Paths of the reward in a whole job; relative ones are relative to `dir`. */
 void rk_job_reward_make_absolute(struct rk_json *tree, const char *dir);
+/* The rule "paths": of new files, whose names a file system does not take or terminals interpret. */
+void rk_job_paths_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 /* The rule "reward". */
 void rk_job_reward_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 /* The rules "estimator", "gdpo" and "kl controller" (job_estimator.c). */

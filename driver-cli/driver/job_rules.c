@@ -389,6 +389,7 @@ static const struct rk_job_rule rules[] = {
     {"val_kwargs", check_val_kwargs, false},
     {"checkpoints", check_checkpoints, false},
     {"profile", check_profile, false},
+    {"paths", rk_job_paths_check, false},
     {NULL, NULL, false},
 };
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_file.h"
 #include "driver-cli/driver/files_internal.h"
 
 struct file {
@@ -42,7 +43,9 @@ static struct rk_status *open_file(void **state, const struct rk_logger_config *
 
     file->path = choose_path(config);
     dir = rk_path_dir(file->path);
-    st = rk_make_dirs(dir);
+    st = rk_path_check(file->path, true);
+    if (!st)
+        st = rk_make_dirs(dir);
     rk_free(dir);
     if (!st) {
         file->out = fopen(file->path, "ae");

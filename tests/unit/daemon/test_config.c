@@ -139,6 +139,7 @@ static void test_rk_settings_init_bad_values_are_refused(void **state)
         {"device=cuda:-1", "device: expected NAME or NAME:INDEX"},
         {"plugin=", "flag: plugin: expected a path, got \"\""},
         {"state.dir=", "flag: state.dir: expected a path, got \"\""},
+        {"record.dir=/srv/a\tb", "flag: record.dir: path '/srv/a\\x09b': has a control character"},
         {"limits.device_memory=1B", "expected 1MiB to 1024TiB, got \"1B\""},
     };
 
