@@ -252,7 +252,7 @@ static void test_checkpoint_save_and_load_on_live_daemons(void **state)
 {
     struct rk_proc *daemon = start_daemon(NULL);
     const char *address = rk_proc_address(daemon);
-    char *dir = new_run_dir(), *hf = rk_path_join(dir, "hf"), *out = new_run_dir();
+    char *dir = new_run_dir(), *hf = rk_path_join(dir, "hf"), *out = new_run_dir(), *with = new_run_dir();
     char *saved = rk_format("%s/by-hand/global_step_3", rk_test_temp_dir());
     struct outcome outcome;
     struct rk_json *json;
@@ -274,9 +274,21 @@ static void test_checkpoint_save_and_load_on_live_daemons(void **state)
         run_rankctl((const char *const[]){"checkpoint", "export", "--hosts", address, "--out", out, NULL});
     assert_exit(&outcome, 0);
     assert_same_model(out, hf);
+    assert_text("stderr", outcome.err,
+                "has no tokenizer; copy tokenizer.json and its companions, or export with");
+    outcome_fini(&outcome);
+
+    /* Daemons have none; the run's directory has. */
+    outcome = run_rankctl((const char *const[]){"checkpoint", "export", "--hosts", address, "--out", with,
+                                                "--tokenizer", hf, NULL});
+    assert_exit(&outcome, 0);
+    assert_same_model(with, hf);
+    assert_same_file(with, hf, "tokenizer.json");
+    assert_null(strstr(outcome.err, "tokenizer"));
     outcome_fini(&outcome);
     rk_proc_destroy(daemon);
     rk_free(saved);
+    rk_free(with);
     rk_free(out);
     rk_free(hf);
     rk_free(dir);

@@ -248,6 +248,32 @@ static void test_save_disk_without_room_trains_nothing(void **state)
     outcome_fini(&outcome);
 }
 
+/* Goal: with daemons of its own that is known before one starts, from the sizes in config.json. */
+static void test_save_disk_without_room_starts_no_daemon(void **state)
+{
+    static const char *const keys[] = {"trainer.save_freq=-1", "trainer.save_freq=1"};
+    static const char *const messages[] = {
+        "0.0 MiB are free; the trained model takes about ",
+        "0.0 MiB are free; the trained model and a checkpoint take about "};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(keys); i++) {
+        char *dir = new_run_dir();
+        struct outcome outcome;
+
+        setenv("RANKD_FAULTS", "disk.space=fail", 1);
+        outcome = run_job("--local", "1", dir, keys[i]);
+        unsetenv("RANKD_FAULTS");
+        assert_exit(&outcome, 1);
+        assert_text("stderr", outcome.err, messages[i]);
+        assert_text("stderr", outcome.err, "set --run-dir");
+        assert_false(has_file(dir, "rankd-0.log"));
+        assert_false(has_file(dir, "metrics.jsonl"));
+        outcome_fini(&outcome);
+        rk_free(dir);
+    }
+}
+
 /* Goal: if the disk fills up later, the export fails, and the daemons keep the model. */
 static void test_save_failed_export_leaves_the_model_with_the_daemons(void **state)
 {
@@ -273,6 +299,7 @@ int main(void)
 #ifdef RK_FAULTS
         cmocka_unit_test(test_save_failed_export_leaves_daemons_of_its_own_running),
         cmocka_unit_test(test_save_disk_without_room_trains_nothing),
+        cmocka_unit_test(test_save_disk_without_room_starts_no_daemon),
         cmocka_unit_test(test_save_failed_export_leaves_the_model_with_the_daemons),
 #endif
     };

@@ -247,6 +247,18 @@ static void test_tls_client_names_what_is_wrong(void **state)
     assert_non_null(strstr(rk_tls_error(pair.client), "not for example.org"));
     end(&pair);
 
+    /* openssl req -subj /CN=... without -addext. */
+    rk_test_make_signed("ca", &(struct rk_test_cert_spec){.file = "common-name", .use = RK_CERT_HOST}, 1);
+    spec = good;
+    spec.server = "common-name";
+    begin(&pair, &spec);
+    shake(&pair);
+    assert_string_equal(
+        rk_tls_error(pair.client),
+        "its certificate has no subject alternative name, only the common name 'common-name', "
+        "which does not count; issue one with subjectAltName 127.0.0.1");
+    end(&pair);
+
     spec = good;
     spec.client_ca = "other_ca";
     begin(&pair, &spec);

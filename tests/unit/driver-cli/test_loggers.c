@@ -365,12 +365,16 @@ static void test_console_prints_a_line_a_step_and_the_means_of_validation(void *
     (void)state;
     rk_loggers_begin(f.loggers, 1, 2);
     log_text(&f, 0, "{\"val-core/gsm8k/reward/mean@4\": 0.125, \"val-aux/gsm8k/reward/std@4\": 0.5}");
+    /* data_source is the text of a row: it must not move the cursor, nor forge lines. */
+    log_text(&f, 0, "{\"val-core/a\\nstep 9  reward 1\\u001b[2J/reward/mean@4\": 0.5}");
     rk_loggers_phase(f.loggers, "generate");
     rk_loggers_progress(f.loggers, 1, 2);
     log_text(&f, 1, "{\"critic/score/mean\": 0.25, \"perf/throughput\": 100}");
     text = read_console(&f);
     assert_non_null(strstr(text, "step 0  val-core/gsm8k/reward/mean@4 0.1250\n"));
     assert_null(strstr(text, "std@4"));
+    assert_non_null(strstr(text, "step 0  val-core/a\\x0astep 9  reward 1\\x1b[2J/reward/mean@4 0.5000\n"));
+    assert_null(strchr(text, '\033'));
     assert_non_null(strstr(text, "step 1/2  reward 0.2500  200 tok/s"));
     rk_free(text);
     close_loggers(&f);

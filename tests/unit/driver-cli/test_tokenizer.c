@@ -335,6 +335,23 @@ static void test_create_bad_regex_is_refused_with_the_pattern(void **state)
     }
 }
 
+/* Goal: an expression whose steps grow exponentially ends with an error that says what to change. */
+static void test_encode_regex_that_backtracks_is_limited(void **state)
+{
+    static const char json[] = FILE_OF("\"pre_tokenizer\": {\"type\": \"Split\", \"behavior\": \"Isolated\", "
+                                       "\"pattern\": {\"Regex\": \"(a+)+$\"}}");
+    static const char text[] = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!";
+    struct rk_tokenizer *tokenizer = NULL;
+    struct rk_tokenizer_ids ids = {0};
+
+    (void)state;
+    assert_ok(rk_tokenizer_create_json(&tokenizer, json, strlen(json), "test"));
+    assert_fails(rk_tokenizer_encode(tokenizer, text, strlen(text), false, &ids), RK_RESOURCE_EXHAUSTED,
+                 "the expression backtracks too much (nested repetitions such as (a+)+), use a simpler one");
+    rk_free(ids.items);
+    rk_tokenizer_destroy(tokenizer);
+}
+
 /* Goal: NUL is an ordinary character: it does not terminate a text, an added token or decoded text.
  */
 static void test_nul_arrives_whole(void **state)
@@ -491,6 +508,7 @@ int main(void)
         cmocka_unit_test(test_decode_unknown_ids_and_broken_utf8_are_harmless),
         cmocka_unit_test(test_create_bad_file_is_refused_by_name),
         cmocka_unit_test(test_create_bad_regex_is_refused_with_the_pattern),
+        cmocka_unit_test(test_encode_regex_that_backtracks_is_limited),
         cmocka_unit_test(test_nul_arrives_whole),
         cmocka_unit_test(test_metaspace_before_prepend_scheme),
         cmocka_unit_test(test_threads_share_a_tokenizer),
