@@ -22,6 +22,8 @@
 #define IS_HTML \
     "is an HTML page, as a download without access or from a wrong address gives: download it again"
 
+#define IS_GGUF "is a GGUF file, which is not read: use the model's directory with *.safetensors files"
+
 /* --- files --- */
 
 const char *rk_file_kind_of(const void *data, size_t bytes)
@@ -34,8 +36,7 @@ const char *rk_file_kind_of(const void *data, size_t bytes)
          "is a git-lfs pointer, not the file itself: run 'git lfs pull' in the directory", false},
         {"<!doctype html", IS_HTML, true},
         {"<html", IS_HTML, true},
-        {"GGUF", "is a GGUF file, which is not read: use the model's directory with *.safetensors files",
-         false},
+        {"GGUF", IS_GGUF, false},
         {"PK\003\004", "is a pickled file of PyTorch, which is not read: " TO_SAFETENSORS, false},
         {"\200\002", "is a pickled file of PyTorch, which is not read: " TO_SAFETENSORS, false},
         {"\211HDF", "is an HDF5 file (TensorFlow), which is not read: " TO_SAFETENSORS, false},
@@ -195,8 +196,8 @@ char *rk_model_dir_kind(const char *path)
     struct stat info;
     char *kind;
 
-    if (stat(path, &info) != 0)
-        return NULL;
+    if (stat(path, &info) != 0) /* of another host, or misspelled; never a model */
+        return rk_str_has_suffix(path, ".gguf") ? rk_strdup(IS_GGUF) : NULL;
     if (!S_ISDIR(info.st_mode))
         return model_file_kind(path);
     kind = first_kind(path, patterns, RK_ARRAY_LEN(patterns), &row);

@@ -28,12 +28,12 @@ struct rk_status *rk_hf_model_type_check(const char *model_type)
 
 struct rk_status *rk_hf_config_check(const struct rk_json *config)
 {
-    const char *type = rk_json_as_string(rk_json_find(config, "model_type"), NULL);
+    const char *type;
     const struct rk_json *quantization = rk_json_find(config, "quantization_config");
     const char *method = rk_json_as_string(rk_json_find(quantization, "quant_method"), NULL);
 
-    if (type)
-        RK_TRY(rk_hf_model_type_check(type));
+    RK_TRY(rk_json_get_string(config, "", "model_type", &type));
+    RK_TRY(rk_hf_model_type_check(type));
     if (method && strcmp(method, "fp8") != 0)
         return RK_FAIL(RK_UNIMPLEMENTED,
                        "quantization_config: quant_method='%.64s' is not implemented, expected weights "

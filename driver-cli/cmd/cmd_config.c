@@ -3,10 +3,13 @@
 
 #include <limits.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_array.h"
 #include "base/rk_config.h"
 #include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/hub_internal.h"
 #include "driver-cli/driver/job_internal.h"
 
 static struct rk_status *load(struct rk_cli *cli, struct rk_config **job)
@@ -27,6 +30,28 @@ static struct rk_status *load(struct rk_cli *cli, struct rk_config **job)
     return RK_WRAP(st, "%s", rk_cli_job_args(cli, 1).name);
 }
 
+/* They may be on the daemons' hosts, where a run finds out. */
+static void say_unchecked(const struct rk_config *job, const char *job_dir)
+{
+    static const char *const keys[] = {RK_JOB_MODEL "path", RK_JOB_CRITIC "model.path",
+                                       RK_JOB_TEACHER "model.path", RK_JOB_REWARD_MODEL "model_path"};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(keys); i++) {
+        const char *path = rk_config_string(job, keys[i]);
+        char *dir = path ? rk_hub_resolve(job_dir, path) : NULL;
+        char *file = dir ? rk_path_join(dir, "config.json") : NULL;
+
+        if (file && access(file, R_OK) != 0) {
+            char *shown = rk_str_printable(file, "");
+
+            printf("not checked: %s: '%s' is not on this machine\n", keys[i], shown);
+            rk_free(shown);
+        }
+        rk_free(file);
+        rk_free(dir);
+    }
+}
+
 static struct rk_status *check(struct rk_cli *cli)
 {
     struct rk_cli_job_args args = rk_cli_job_args(cli, 1);
@@ -37,12 +62,13 @@ static struct rk_status *check(struct rk_cli *cli)
     RK_TRY(load(cli, &job));
     job_dir = rk_cli_directory_of(args.path);
     st = rk_flow_check_models(job, job_dir);
+    if (!st) {
+        printf("%s is fine\n", args.name);
+        say_unchecked(job, job_dir);
+    }
     rk_free(job_dir);
     rk_config_destroy(job);
-    if (st)
-        return RK_WRAP(st, "%s", args.name);
-    printf("%s is fine\n", args.name);
-    return NULL;
+    return st ? RK_WRAP(st, "%s", args.name) : NULL;
 }
 
 static struct rk_status *show(struct rk_cli *cli)

@@ -85,7 +85,7 @@ static struct rk_status *read_inputs(struct planning *plan)
         st = rk_flow_inputs_load(&plan->inputs, plan->job, plan->job_dir);
     }
     if (!st)
-        st = rk_model_dirs_check(plan->job, &plan->inputs);
+        st = rk_model_dirs_check(plan->job, &plan->inputs, false);
     return st ? RK_WRAP(st, "%s", args.name) : NULL;
 }
 

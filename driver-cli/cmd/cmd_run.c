@@ -87,7 +87,7 @@ static struct rk_status *read_inputs(struct rk_run_command *run)
     read_files(run);
     st = rk_flow_inputs_load(&run->inputs, run->job, run->job_dir);
     if (!st && rk_cli_has(run->cli, "local")) /* else they are on the daemons' hosts */
-        st = rk_model_dirs_check(run->job, &run->inputs);
+        st = rk_model_dirs_check(run->job, &run->inputs, true);
     if (!st)
         st = rk_flow_try_reward(&run->inputs);
     return st ? RK_WRAP(st, "%s", args.name) : NULL;

@@ -1,9 +1,12 @@
 #include "driver-cli/cmd/model_dirs_internal.h"
 
+#include <dirent.h>
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_str.h"
 #include "driver-cli/cmd/cmd_internal.h"
+#include "driver-cli/driver/files_internal.h"
 #include "driver-cli/driver/hub_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
@@ -22,15 +25,46 @@ static void find_models(struct model_dir models[RK_MODEL_DIRS], const struct rk_
         (struct model_dir){RK_JOB_REWARD_MODEL "model_path", rk_flow_own_model(inputs, RK_ROLE_REWARD)};
 }
 
-struct rk_status *rk_model_dirs_check(const struct rk_config *job, const struct rk_flow_inputs *inputs)
+static bool has_file_with(const char *path, const char *suffix)
+{
+    DIR *dir = opendir(path);
+    const struct dirent *entry;
+    bool has = false;
+
+    while (dir && !has && (entry = readdir(dir)) != NULL)
+        has = rk_str_has_suffix(entry->d_name, suffix);
+    if (dir)
+        closedir(dir);
+    return has;
+}
+
+static struct rk_status *check_dir(const struct model_dir *model, const char *given, bool needs_weights)
+{
+    char *config = rk_path_join(model->path, "config.json");
+    struct rk_status *st = NULL;
+
+    if (access(model->path, R_OK | X_OK) != 0)
+        st = rk_hub_not_found(given, model->path);
+    else if (access(config, R_OK) != 0)
+        st = rk_errno_status("cannot open", config);
+    else if (needs_weights && !has_file_with(model->path, ".safetensors"))
+        st = RK_FAIL(RK_NOT_FOUND,
+                     "model directory '%s': no *.safetensors file: expected those of the model, as Hugging "
+                     "Face has them",
+                     model->path);
+    rk_free(config);
+    return st ? RK_WRAP(st, "%s", model->key) : NULL;
+}
+
+struct rk_status *rk_model_dirs_check(const struct rk_config *job, const struct rk_flow_inputs *inputs,
+                                      bool needs_weights)
 {
     struct model_dir models[RK_MODEL_DIRS];
 
     find_models(models, inputs);
     for (int i = 0; i < RK_MODEL_DIRS; i++) {
-        if (models[i].path && access(models[i].path, R_OK | X_OK) != 0)
-            return RK_WRAP(rk_hub_not_found(rk_config_string(job, models[i].key), models[i].path), "%s",
-                           models[i].key);
+        if (models[i].path)
+            RK_TRY(check_dir(&models[i], rk_config_string(job, models[i].key), needs_weights));
     }
     return NULL;
 }

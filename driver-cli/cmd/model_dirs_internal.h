@@ -7,9 +7,10 @@
 
 #define RK_MODEL_DIRS 4
 
-/* NOT_FOUND, with the key, for a directory that is not on this machine. */
-struct rk_status *rk_model_dirs_check(const struct rk_config *job,
-                                      const struct rk_flow_inputs *inputs) RK_NODISCARD;
+/* NOT_FOUND, with the key, for a directory that is not on this machine, or has no config.json, or with
+ * `needs_weights` no *.safetensors. */
+struct rk_status *rk_model_dirs_check(const struct rk_config *job, const struct rk_flow_inputs *inputs,
+                                      bool needs_weights) RK_NODISCARD;
 /* Starts daemons whose calls may use these directories and paths below config->log_dir; the caller
  * sets the other members of the configuration. Only this user can connect to them. */
 struct rk_status *rk_model_dirs_start_local(struct rk_local **out, const struct rk_flow_inputs *inputs,

@@ -190,7 +190,7 @@ struct rk_status *rk_verification_read(struct rk_verification *v)
     if (!st)
         st = rk_flow_inputs_load(&v->inputs, v->layout.job, v->job_dir);
     if (!st && v->hosts.count == 0)
-        st = rk_model_dirs_check(v->layout.job, &v->inputs);
+        st = rk_model_dirs_check(v->layout.job, &v->inputs, true);
     if (!st)
         fit_tolerance(v);
     return st ? RK_WRAP(st, "%s", rk_cli_job_args(v->cli, 0).name) : NULL;

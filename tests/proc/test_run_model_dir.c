@@ -143,32 +143,72 @@ static void test_run_a_template_in_a_file(void **state)
     "version https://git-lfs.github.com/spec/v1\noid " \
     "sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1\nsize 12\n"
 
-/* Starts a run with the model's directory: it fails before a step, with `part` and without words about
- * memory. */
-static void expect_refused(const char *model, const char *part)
+/* The last line of standard error; rk_free it. */
+static char *last_words(const struct outcome *outcome)
+{
+    size_t bytes = strlen(outcome->err);
+    const char *begin;
+
+    while (bytes > 0 && outcome->err[bytes - 1] == '\n')
+        bytes--;
+    begin = outcome->err + bytes;
+    while (begin > outcome->err && begin[-1] != '\n')
+        begin--;
+    return rk_strndup(begin, (size_t)(outcome->err + bytes - begin));
+}
+
+/* What can know that a model is none: all look into its directory, which for `config check` may be one
+ * without the model on the driver's machine, and for plan without weights. */
+enum knows { ALL_KNOW, PLAN_KNOWS, RUN_KNOWS };
+
+static const char *const *const commands[] = {
+    (const char *const[]){"config", "check", TINY_JOB, NULL},
+    (const char *const[]){"plan", TINY_JOB, "--world", "1", NULL},
+    (const char *const[]){"run", TINY_JOB, "--local", "1", "--run-dir", NULL},
+};
+
+/* Each command that knows fails before a daemon starts, with `part`, the same words, and none about memory.
+ */
+static void expect_refused(const char *model, const char *part, enum knows first)
 {
     char *path = rk_format(MODEL "path=%s", model), *tokenizer = rk_format(MODEL "tokenizer_path=%s", model);
-    const char *const keys[] = {path, tokenizer,
+    char *words[3] = {NULL}, *dir = new_run_dir();
+    const char *const keys[] = {TINY, path, tokenizer,
                                 "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1", NULL};
-    char *dir = new_run_dir();
-    struct outcome outcome = run_tiny_job(dir, "1", keys, NULL);
 
     print_message("  %s\n", part);
-    assert_true(outcome.code != 0);
-    assert_text("stderr", outcome.err, part);
-    if (strstr(outcome.err, "memory") || strstr(outcome.err, "not fit") || strstr(outcome.err, "EXHAUSTED"))
-        fail_msg("a message about memory: %s", outcome.err);
-    outcome_fini(&outcome);
+    for (int i = 0; i < 3; i++) {
+        const char *args[20] = {NULL};
+        struct outcome outcome;
+
+        append_args(args, RK_ARRAY_LEN(args), commands[i]);
+        if (i == RUN_KNOWS)
+            append_args(args, RK_ARRAY_LEN(args), (const char *const[]){dir, NULL});
+        append_args(args, RK_ARRAY_LEN(args), keys);
+        outcome = run_rankctl(args);
+        assert_exit(&outcome, i < (int)first ? 0 : 2);
+        words[i] = last_words(&outcome);
+        if (i >= (int)first) {
+            assert_text("stderr", words[i], part);
+            assert_string_equal(words[i], words[first]);
+        }
+        if (i >= (int)first && (strstr(outcome.err, "memory") || strstr(outcome.err, "not fit")))
+            fail_msg("a message about memory: %s", outcome.err);
+        outcome_fini(&outcome);
+    }
+    assert_int_not_equal(access(dir, F_OK), 0); /* daemons' logs are in it */
+    for (int i = 0; i < 3; i++)
+        rk_free(words[i]);
     rk_free(dir);
     rk_free(tokenizer);
     rk_free(path);
 }
 
-/* Goal: what people bring instead of a model's directory is named, with what to do. Missing weights are found
- * by the daemon, all others before it is started. */
+/* Goal: what people bring instead of a model's directory is named, with what to do, before a daemon starts.
+ */
 static void test_run_other_kinds_of_directories_are_named(void **state)
 {
-    char *model = rk_test_temp_path("other");
+    char *model = rk_test_temp_path("other"), *file;
 
     (void)state;
     assert_int_equal(mkdir(model, 0755), 0);
@@ -176,30 +216,45 @@ static void test_run_other_kinds_of_directories_are_named(void **state)
     put_copy(model, "tokenizer.json");
     put_text(model, "model.safetensors", LFS);
     expect_refused(model,
-                   "model.safetensors that is a git-lfs pointer, not the file itself: run 'git lfs pull'");
+                   "model.safetensors that is a git-lfs pointer, not the file itself: run 'git lfs pull'",
+                   ALL_KNOW);
     put_text(model, "model.safetensors",
              "<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>\n");
-    expect_refused(model, "model.safetensors that is an HTML page");
+    expect_refused(model, "model.safetensors that is an HTML page", ALL_KNOW);
     remove_file(model, "model.safetensors");
-    expect_refused(model, "no *.safetensors file");
+    expect_refused(model, "no *.safetensors file", RUN_KNOWS);
     put_text(model, "pytorch_model.bin", "PK\003\004");
-    expect_refused(model, "has pickled weights (pytorch_model.bin), which is not read");
+    expect_refused(model, "has pickled weights (pytorch_model.bin), which is not read", ALL_KNOW);
     put_text(model, "model.gguf", "GGUF\003");
-    expect_refused(model, "has a GGUF file (model.gguf)");
+    expect_refused(model, "has a GGUF file (model.gguf)", ALL_KNOW);
     put_text(model, "adapter_config.json", "{\"base_model_name_or_path\": \"Org/Base\"}");
     put_text(model, "adapter_model.safetensors", "");
     expect_refused(
-        model, "is an adapter (adapter_config.json), not a model: merge it into its base model 'Org/Base'");
+        model, "is an adapter (adapter_config.json), not a model: merge it into its base model 'Org/Base'",
+        ALL_KNOW);
     remove_file(model, "adapter_config.json");
     put_text(model, "model.safetensors", "read after all that follows");
     put_text(model, "tokenizer.json", LFS);
-    expect_refused(model, "tokenizer.json' is a git-lfs pointer");
+    expect_refused(model, "tokenizer.json' is a git-lfs pointer", ALL_KNOW);
     remove_file(model, "tokenizer.json");
-    expect_refused(model, "has no tokenizer (tokenizer.json)");
+    expect_refused(model, "has no tokenizer (tokenizer.json)", ALL_KNOW);
     put_text(model, "tiktoken.model", "");
-    expect_refused(model, "has no tokenizer.json, only a tiktoken vocabulary (tiktoken.model)");
+    expect_refused(model, "has no tokenizer.json, only a tiktoken vocabulary (tiktoken.model)", ALL_KNOW);
     put_text(model, "config.json", LFS);
-    expect_refused(model, "config.json' is a git-lfs pointer");
+    expect_refused(model, "config.json' is a git-lfs pointer", ALL_KNOW);
+    put_text(model, "config.json", "{\"vocab_size\": 20}");
+    expect_refused(model, MODEL "path: config.json: model_type: missing", ALL_KNOW);
+    put_text(model, "config.json", "{\"model_type\": 7}");
+    expect_refused(model, MODEL "path: config.json: model_type: expected a string, got 7", ALL_KNOW);
+    remove_file(model, "config.json");
+    remove_file(model, "tiktoken.model");
+    put_copy(model, "tokenizer.json");
+    expect_refused(model, "/config.json': No such file or directory", PLAN_KNOWS);
+    file = rk_path_join(model, "model.gguf");
+    expect_refused(file, "model.gguf' is a GGUF file, which is not read", ALL_KNOW);
+    remove_file(model, "model.gguf");
+    expect_refused(file, "model.gguf' is a GGUF file, which is not read", ALL_KNOW);
+    rk_free(file);
     rk_free(model);
 }
 

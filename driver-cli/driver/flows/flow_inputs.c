@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_knobs.h"
@@ -197,6 +198,26 @@ static struct rk_status *load_chat(struct rk_flow_inputs *inputs, const struct r
     return st && custom ? RK_WRAP(st, RK_JOB_MODEL "custom_chat_template") : st;
 }
 
+static struct rk_status *load_texts(struct rk_flow_inputs *inputs, const struct rk_config *job,
+                                    const char *job_dir)
+{
+    RK_TRY(load_tokenizer(inputs, job, job_dir));
+    RK_TRY(load_token_ids(inputs, job));
+    return load_chat(inputs, job, job_dir);
+}
+
+/* Whether its directory, or that of the model, is on this machine. */
+static bool is_tokenizer_here(const struct rk_flow_inputs *inputs, const struct rk_config *job,
+                              const char *job_dir)
+{
+    const char *path = rk_config_string(job, RK_JOB_MODEL "tokenizer_path");
+    char *full = path ? rk_hub_resolve(job_dir, path) : rk_strdup(inputs->model_path);
+    bool is_here = full && access(full, F_OK) == 0;
+
+    rk_free(full);
+    return is_here;
+}
+
 void rk_flow_files_free(char **files)
 {
     for (char **file = files; file && *file; file++)
@@ -265,6 +286,8 @@ struct rk_status *rk_flow_check_models(const struct rk_config *job, const char *
 
     if (!st)
         st = check_model(&inputs, job);
+    if (!st && is_tokenizer_here(&inputs, job, job_dir))
+        st = load_texts(&inputs, job, job_dir);
     rk_flow_inputs_fini(&inputs);
     RK_TRY(st);
     RK_TRY(check_own_model(job, job_dir, RK_ROLE_CRITIC, RK_JOB_CRITIC "model.path"));
@@ -280,9 +303,7 @@ struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct r
     *out = (struct rk_flow_inputs){.data = rk_flow_of(job)->data};
     RK_TRY_GOTO(st, load_model(out, job, job_dir), fail);
     RK_TRY_GOTO(st, check_model(out, job), fail);
-    RK_TRY_GOTO(st, load_tokenizer(out, job, job_dir), fail);
-    RK_TRY_GOTO(st, load_token_ids(out, job), fail);
-    RK_TRY_GOTO(st, load_chat(out, job, job_dir), fail);
+    RK_TRY_GOTO(st, load_texts(out, job, job_dir), fail);
     RK_TRY_GOTO(st, out->data->load(out, job, job_dir), fail);
     return NULL;
 fail:

@@ -82,7 +82,7 @@ static struct rk_status *check_kind(const struct rk_json *config, const struct r
 {
     int64_t most = rk_json_as_int(rk_json_find(config, "max_position_embeddings"), -1);
     int64_t longest = rk_job_longest(job);
-    struct rk_status *st = rk_hf_config_check(config);
+    struct rk_status *st = config ? rk_hf_config_check(config) : NULL;
 
     /* Examples are as long as they are, at most data.max_length. */
     if (!st && role != RK_ROLE_REWARD && rk_flow_of(job)->data == &rk_flow_data_prompts && most > 0 &&

@@ -26,6 +26,16 @@ static void put_file(const char *dir, const char *name, const char *text)
     rk_free(path);
 }
 
+/* config.json, an object, of a family that there is. */
+static void put_config(const char *dir, const char *text)
+{
+    char *config =
+        text ? rk_format("{\"model_type\": \"llama\"%s%s", text[1] == '}' ? "" : ", ", text + 1) : NULL;
+
+    put_file(dir, "config.json", config);
+    rk_free(config);
+}
+
 /* Files of a model, NULL: missing, and the ids that end a response. */
 struct token_ids_case {
     const char *config, *generation, *tokenizer, *eos;
@@ -39,7 +49,7 @@ static void check_token_ids(const char *dir, const struct token_ids_case *c, con
 
     print_message("%s %s %s\n", c->config, c->generation ? c->generation : "-",
                   c->tokenizer ? c->tokenizer : "-");
-    put_file(dir, "config.json", c->config);
+    put_config(dir, c->config);
     put_file(dir, "generation_config.json", c->generation);
     put_file(dir, "tokenizer_config.json", c->tokenizer);
     assert_ok(rk_flow_inputs_load(&inputs, job, "/"));
@@ -156,19 +166,21 @@ static void test_flow_inputs_workload(void **state)
     } cases[] = {
         {"config-moe.json", (49152 + 1024 + 2 * 49152) / 128},
         {"config-mla.json", (50688 + 98304) / 128},
-        {"tokenizer.json", RK_FLOW_WORKLOAD_DEFAULT}, /* no sizes */
+        {NULL, RK_FLOW_WORKLOAD_DEFAULT}, /* no sizes */
     };
     static const char row[] = "{\"prompt\": \"1\", \"reward_model\": {\"ground_truth\": \"1\"}}\n";
     char *data = rk_test_temp_path("data.jsonl");
     char *tokenizer = rk_test_fixture_path("../examples/digits/tokenizer.json");
 
     (void)state;
+    put_config(rk_test_temp_dir(), "{}");
     rk_test_write_file(data, row, strlen(row));
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         char *const overrides[] = {
             rk_format("data.train_files=%s", data),
-            rk_format(RK_JOB_MODEL "hf_config_path=" RK_TEST_SOURCE_DIR "/examples/digits/%s",
-                      cases[i].config),
+            rk_format(RK_JOB_MODEL "hf_config_path=%s/%s",
+                      cases[i].config ? RK_TEST_SOURCE_DIR "/examples/digits" : rk_test_temp_dir(),
+                      cases[i].config ? cases[i].config : "config.json"),
             rk_format(RK_JOB_MODEL "tokenizer_path=%s", tokenizer), rk_strdup("+reward.name=digits"), SHORT};
         struct rk_flow_inputs inputs;
         struct rk_config *job;
@@ -263,7 +275,7 @@ static void test_flow_inputs_teacher_has_the_vocabulary_of_the_student(void **st
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         const char *at = cases[i].from ? strstr(f.text, cases[i].from) : f.text;
         size_t skipped = cases[i].from ? strlen(cases[i].from) : 0;
-        char *size = rk_format("{\"vocab_size\": %s}", cases[i].size), *changed;
+        char *size = rk_format("{\"model_type\": \"llama\", \"vocab_size\": %s}", cases[i].size), *changed;
 
         print_message("%s, %s\n", cases[i].size, cases[i].to ? cases[i].to : "");
         assert_non_null(at);
@@ -383,7 +395,8 @@ static char *make_reward_dir(const struct reward_case *row, const char *tokenize
 
     if (row->config)
         assert_int_equal(mkdir(dir, 0700), 0);
-    write_into(dir, "config.json", row->config);
+    if (row->config)
+        put_config(dir, row->config);
     write_into(dir, "tokenizer.json", row->has_tokenizer ? changed : NULL);
     write_into(dir, "chat_template.jinja", row->template);
     rk_free(changed);
@@ -528,7 +541,8 @@ static void check_critic(const struct critic_case *row, const char *data)
 
     if (row->config)
         assert_int_equal(mkdir(dir, 0700), 0);
-    write_into(dir, "config.json", row->config);
+    if (row->config)
+        put_config(dir, row->config);
     if (row->file)
         write_weights(dir, row);
     assert_ok(rk_job_load(&job, NULL, (const char *const *)overrides, RK_ARRAY_LEN(overrides)));
@@ -569,6 +583,8 @@ static const struct {
     rk_code_t code;
     bool is_models; /* rk_flow_check_models finds it, too */
 } early[] = {
+    {"{\"vocab_size\": 20}", "", NULL, "model.path: config.json: model_type: missing", RK_INVALID_ARGUMENT,
+     true},
     {"{\"model_type\": \"gemma3\"}", "", NULL,
      "model.path: config.json: model_type='gemma3' is not implemented, expected one of: llama, qwen2, ",
      RK_UNIMPLEMENTED, true},
@@ -578,15 +594,16 @@ static const struct {
      "config.json: max_position_embeddings: expected at least 16, which is data.max_prompt_length + "
      "data.max_response_length, got 15",
      RK_INVALID_ARGUMENT, true},
-    {"{\"vocab_size\": 13}", "{\"prompt\": \"2,4\"}\n{\"prompt\": \"2:\"}\n", NULL,
+    {"{\"model_type\": \"llama\", \"vocab_size\": 13}", "{\"prompt\": \"2,4\"}\n{\"prompt\": \"2:\"}\n", NULL,
      "early.jsonl:2: prompt: token 13, \":\", is beyond the model's vocab_size of 13 (config.json)",
      RK_INVALID_ARGUMENT, false},
-    {"{}", "{\"prompt\": \"1\", \"answer\": 7}\n", NULL,
+    {"{\"model_type\": \"llama\"}", "{\"prompt\": \"1\", \"answer\": 7}\n", NULL,
      "early.jsonl:1: reward_model.ground_truth is missing; the row has prompt, answer", RK_INVALID_ARGUMENT,
      false},
-    {"{}", "{\"prompt\": \"1\", \"reward_model\": {\"style\": \"rule\"}}\n", NULL,
+    {"{\"model_type\": \"llama\"}", "{\"prompt\": \"1\", \"reward_model\": {\"style\": \"rule\"}}\n", NULL,
      "is missing; the row has prompt, reward_model; reward_model has style", RK_INVALID_ARGUMENT, false},
-    {"{\"max_position_embeddings\": 2}", "{\"prompt\": \"1\", \"response\": \"2,3\"}\n", "algorithm.type=sft",
+    {"{\"model_type\": \"llama\", \"max_position_embeddings\": 2}",
+     "{\"prompt\": \"1\", \"response\": \"2,3\"}\n", "algorithm.type=sft",
      "early.jsonl:1: the sequence has 4 tokens, max_position_embeddings of the model is 2",
      RK_INVALID_ARGUMENT, false},
 };
