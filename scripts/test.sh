@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds and runs the whole test suite: the dev preset (debug, ASan and UBSan, fault points) and,
-# with the release binaries (with the CUDA plug-in if nvcc is found), the learning tests, the bundle
-# and, with a GPU, the GPU tests. Last line: "N passed, N failed", and ", N skipped" if this machine
+# with the release binaries (with the CUDA plug-in if nvcc is found), the tests that train (label
+# learn), the bundle and, with a GPU, the GPU tests. Last line: "N passed, N failed", and ", N skipped" if this machine
 # cannot do what some tests need. Arguments are passed to ctest and select among all these tests (e.g.
 # -L unit): parts without a selected test are left out; selecting no test at all is an error. Tests
 # with the label long run only on request (-L long).
