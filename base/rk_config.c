@@ -202,6 +202,7 @@ static void loader_fini(struct rk_config_loader *loader)
     rk_map_destroy(loader->rows);
     rk_map_destroy(loader->places);
     rk_map_destroy(loader->aliases);
+    rk_map_destroy(loader->names);
     rk_json_free(loader->tree);
     rk_arena_destroy(loader->arena);
 }
@@ -214,6 +215,7 @@ struct rk_status *rk_config_load(struct rk_config **out, const struct rk_config_
         .tree = rk_json_new_object(),
         .places = rk_map_create(),
         .aliases = rk_map_create(),
+        .names = rk_map_create(),
         .rows = rk_map_create(),
         .sections = rk_map_create(),
     };

@@ -60,7 +60,9 @@ struct rk_config_foreign {
     rk_config_foreign_kind_t kind;
     const char *values; /* "false|null|1.0|[]": strings without quotes, else JSON; "*": any */
     const char *to;   /* "a.b": that key gets the value, "a.b=JSON": this one, unless it is given; "a.*" of a
-                       * path "b.*": the key has that name, and rows for it are applied; or NULL */
+                       * path "b.*": the key has that name, and rows for it are applied; "a#.b" of a path
+                       * "c.*.d": # is empty for the first name that '*' stands for, _2 for the second, ...;
+                       * or NULL */
     const char *text; /* one line: the effect; REFUSED: what to use instead */
 };
 

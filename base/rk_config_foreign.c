@@ -119,14 +119,46 @@ char *rk_config_find_renamed(const struct rk_config_source *source, const char *
     return NULL;
 }
 
-/* The key that gets the value of `path`; NULL: none. rk_free it. */
-static char *target_of(const struct rk_config_foreign *row, const char *path)
+static bool is_numbered(const struct rk_config_foreign *row)
 {
+    return row->to && strchr(row->to, '#');
+}
+
+/* The number of the name that '*' stands for, among those of its section so far. */
+static int64_t number_of(struct rk_config_loader *loader, const struct rk_config_foreign *row,
+                         const char *path)
+{
+    size_t section = strcspn(row->path, "*");
+    char *name = rk_strndup(path, section + strcspn(path + section, "."));
+    int64_t number = 0;
+
+    if (!rk_map_find(loader->names, name))
+        rk_map_put(loader->names, name, loader);
+    for (int64_t i = 0; i < rk_map_count(loader->names); i++) {
+        number += strncmp(rk_map_key_at(loader->names, i), name, section) == 0;
+        if (strcmp(rk_map_key_at(loader->names, i), name) == 0)
+            break;
+    }
+    rk_free(name);
+    return number;
+}
+
+/* The key that gets the value of `path`; NULL: none. rk_free it. */
+static char *target_of(struct rk_config_loader *loader, const struct rk_config_foreign *row, const char *path)
+{
+    size_t bytes = row->to ? strcspn(row->to, "#") : 0;
+    int64_t number;
+
     if (!row->to)
         return NULL;
     if (renames(row))
         return rk_format("%.*s%s", (int)strlen(row->to) - 1, row->to, path + strlen(row->path) - 1);
-    return rk_strndup(row->to, strcspn(row->to, "="));
+    if (!is_numbered(row))
+        return rk_strndup(row->to, strcspn(row->to, "="));
+    number = number_of(loader, row, path);
+    if (number == 1)
+        return rk_format("%.*s%s", (int)bytes, row->to, row->to + bytes + 1);
+    return rk_format("%.*s_%lld%s", (int)bytes, row->to, (long long)number, row->to + bytes + 1);
 }
 
 /* Removes objects that contain only empty objects. */
@@ -223,7 +255,7 @@ static void apply_row(struct rk_config_loader *loader, const struct rk_config_fo
 {
     const struct rk_config_place *place = rk_config_find_place(loader, path);
     struct rk_json *copy = rk_json_clone(value);
-    char *to = row->kind == RK_CONFIG_FOREIGN_SAME ? target_of(row, path) : NULL;
+    char *to = row->kind == RK_CONFIG_FOREIGN_SAME ? target_of(loader, row, path) : NULL;
 
     tell(loader, row, path, value, to);
     remove_path(loader, path);
@@ -238,11 +270,12 @@ static void apply_row(struct rk_config_loader *loader, const struct rk_config_fo
     rk_free(to);
 }
 
-/* A renamed key that has neither a row nor a place in the table stays as it is, and is unknown. */
-static bool leads_nowhere(const struct rk_config_loader *loader, const struct rk_config_foreign *row,
+/* A renamed or numbered key that has neither a row nor a place in the table stays as it is, and is unknown.
+ */
+static bool leads_nowhere(struct rk_config_loader *loader, const struct rk_config_foreign *row,
                           const char *path)
 {
-    char *to = renames(row) ? target_of(row, path) : NULL;
+    char *to = renames(row) || is_numbered(row) ? target_of(loader, row, path) : NULL;
     bool is_known = !to || rk_map_find(loader->rows, to) || rk_map_find(loader->sections, to) ||
                     rk_config_find_foreign(loader->source, to);
 
@@ -258,16 +291,19 @@ static void refuse(struct rk_config_loader *loader, const char *path, const stru
     char *text = rk_json_describe(value);
     struct rk_str values = {0};
     const char *advice = "";
+    bool has_number = true;
 
     for (int64_t i = 0; i < source->num_foreign; i++) {
         if (!matches(&source->foreign[i], path))
             continue;
+        if (is_numbered(&source->foreign[i]) && leads_nowhere(loader, &source->foreign[i], path))
+            has_number = false;
         advice = source->foreign[i].text;
         if (source->foreign[i].kind == RK_CONFIG_FOREIGN_REFUSED)
             break;
         rk_str_appendf(&values, "%s%s", values.bytes ? "|" : "", source->foreign[i].values);
     }
-    if (values.bytes > 0)
+    if (values.bytes > 0 && has_number)
         rk_config_problem(loader, place, path, "expected %s, got %s: %s", rk_str_text(&values), text, advice);
     else
         rk_config_problem(loader, place, path, "%s is not supported: %s", text, advice);

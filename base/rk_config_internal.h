@@ -39,6 +39,7 @@ struct rk_config_loader {
     struct rk_json *tree;    /* what has been resolved so far */
     struct rk_map *places;   /* path of a leaf -> struct rk_config_place * */
     struct rk_map *aliases;  /* key that a foreign row has set -> path of the foreign key */
+    struct rk_map *names;    /* of sections that rows number -> number of each, from 1 */
     struct rk_map *rows;     /* path -> const struct rk_config_key * */
     struct rk_map *sections; /* proper prefixes of the table's paths -> themselves */
     RK_ARRAY(struct rk_config_doc *) docs;

@@ -48,6 +48,7 @@ struct rk_dataset_config {
     int64_t now_s;                     /* of templates that write the date */
     bool keep_messages;                /* rows have their messages */
     bool keep_columns;                 /* rows have their messages and all other members */
+    const char *teacher_column;        /* member with the key of the row's teacher; NULL: none is read */
 };
 
 struct rk_dataset_row {
@@ -58,6 +59,7 @@ struct rk_dataset_row {
     const struct rk_json *messages;          /* with keep_messages, for a prompt that is not text; or NULL */
     const struct rk_json *columns;           /* with keep_columns: the row without its prompt; or NULL */
     const char *data_source;                 /* "" when absent */
+    const char *teacher;                     /* value of teacher_column, as text; "" when absent */
     const char *ground_truth;                /* text; other values as JSON text; "" when absent */
     const struct rk_json *ground_truth_json; /* the value, or NULL */
     const struct rk_json *extra_info;        /* or NULL */

@@ -28,7 +28,7 @@
 #define RK_LIMIT_STORED_REQUESTS     64          /* request table for replays */
 #define RK_LIMIT_STORED_RESULT_BYTES (1LL << 30) /* results kept for replays, newest first */
 #define RK_LIMIT_MICRO_BATCHES       65536       /* of one micro-batch plan */
-#define RK_LIMIT_ROLES               8
+#define RK_LIMIT_ROLES               16
 #define RK_LIMIT_EPOCH_LEAP          (1LL << 48) /* of one grant; allows milliseconds of a clock */
 #define RK_LIMIT_EVENT_KINDS         16          /* in one Watch request */
 #define RK_LIMIT_SILENT_CALLS        128         /* calls without a token that have sent no message yet */

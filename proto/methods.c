@@ -96,8 +96,9 @@ static const struct {
     const char *name;
     uint32_t bit;
 } roles[] = {
-    {"actor", RK_ROLE_ACTOR},   {"rollout", RK_ROLE_ROLLOUT}, {"ref", RK_ROLE_REF},
-    {"critic", RK_ROLE_CRITIC}, {"reward", RK_ROLE_REWARD},   {"teacher", RK_ROLE_TEACHER},
+    {"actor", RK_ROLE_ACTOR},         {"rollout", RK_ROLE_ROLLOUT},     {"ref", RK_ROLE_REF},
+    {"critic", RK_ROLE_CRITIC},       {"reward", RK_ROLE_REWARD},       {"teacher", RK_ROLE_TEACHER},
+    {"teacher_2", RK_ROLE_TEACHER_2}, {"teacher_3", RK_ROLE_TEACHER_3}, {"teacher_4", RK_ROLE_TEACHER_4},
 };
 
 uint32_t rk_role_parse(const char *name)

@@ -22,7 +22,11 @@ enum rk_role_bits {
     RK_ROLE_CRITIC = 1u << 3,
     RK_ROLE_REWARD = 1u << 4,
     RK_ROLE_TEACHER = 1u << 5,
-    RK_ROLE_ANY = (1u << 6) - 1,
+    RK_ROLE_TEACHER_2 = 1u << 6,
+    RK_ROLE_TEACHER_3 = 1u << 7,
+    RK_ROLE_TEACHER_4 = 1u << 8,
+    RK_ROLE_TEACHERS = RK_ROLE_TEACHER | RK_ROLE_TEACHER_2 | RK_ROLE_TEACHER_3 | RK_ROLE_TEACHER_4,
+    RK_ROLE_ANY = (1u << 9) - 1,
 };
 
 /* "actor" -> RK_ROLE_ACTOR; 0 when unknown. */

@@ -20,6 +20,9 @@ static const struct rk_role_kind kinds[] = {
     {.bit = RK_ROLE_CRITIC, .head = "value", .can_train = true},
     {.bit = RK_ROLE_REWARD, .head = "score"},
     {.bit = RK_ROLE_TEACHER, .head = "lm"},
+    {.bit = RK_ROLE_TEACHER_2, .head = "lm"},
+    {.bit = RK_ROLE_TEACHER_3, .head = "lm"},
+    {.bit = RK_ROLE_TEACHER_4, .head = "lm"},
 };
 
 static const bool next_ok[RK_ROLE_STATE_COUNT][RK_ROLE_STATE_COUNT] = {

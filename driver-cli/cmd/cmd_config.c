@@ -30,25 +30,32 @@ static struct rk_status *load(struct rk_cli *cli, struct rk_config **job)
     return RK_WRAP(st, "%s", rk_cli_job_args(cli, 1).name);
 }
 
-/* They may be on the daemons' hosts, where a run finds out. */
+/* It may be on the daemons' hosts, where a run finds out. */
+static void say_if_unchecked(const struct rk_config *job, const char *job_dir, const char *key)
+{
+    const char *path = rk_config_string(job, key);
+    char *dir = path ? rk_hub_resolve(job_dir, path) : NULL;
+    char *file = dir ? rk_path_join(dir, "config.json") : NULL;
+
+    if (file && access(file, R_OK) != 0) {
+        char *shown = rk_str_printable(file, "");
+
+        printf("not checked: %s: '%s' is not on this machine\n", key, shown);
+        rk_free(shown);
+    }
+    rk_free(file);
+    rk_free(dir);
+}
+
 static void say_unchecked(const struct rk_config *job, const char *job_dir)
 {
-    static const char *const keys[] = {RK_JOB_MODEL "path", RK_JOB_CRITIC "model.path",
-                                       RK_JOB_TEACHER "model.path", RK_JOB_REWARD_MODEL "model_path"};
+    int64_t num_roles;
+    const struct rk_job_role *roles = rk_job_roles(&num_roles);
 
-    for (size_t i = 0; i < RK_ARRAY_LEN(keys); i++) {
-        const char *path = rk_config_string(job, keys[i]);
-        char *dir = path ? rk_hub_resolve(job_dir, path) : NULL;
-        char *file = dir ? rk_path_join(dir, "config.json") : NULL;
-
-        if (file && access(file, R_OK) != 0) {
-            char *shown = rk_str_printable(file, "");
-
-            printf("not checked: %s: '%s' is not on this machine\n", keys[i], shown);
-            rk_free(shown);
-        }
-        rk_free(file);
-        rk_free(dir);
+    say_if_unchecked(job, job_dir, RK_JOB_MODEL "path");
+    for (int64_t i = 0; i < num_roles; i++) {
+        if (roles[i].model)
+            say_if_unchecked(job, job_dir, roles[i].model);
     }
 }
 

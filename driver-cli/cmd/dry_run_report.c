@@ -159,7 +159,7 @@ static void format_roles(struct rk_str *out, const struct rk_dry_run_report *rep
     rk_str_appendf(out, "%s on %d ranks, device %s\n\nmesh and layers of each role\n", report->job,
                    report->world_size, report->device);
     for (int64_t i = 0; i < report->num_roles; i++) {
-        rk_str_appendf(out, "%-8s  %s on %d ranks; ", report->roles[i].role->name,
+        rk_str_appendf(out, "%-9s %s on %d ranks; ", report->roles[i].role->name,
                        rk_mesh_text(report->roles[i].mesh), rk_mesh_num_ranks(report->roles[i].mesh));
         format_layers(out, &report->roles[i]);
         rk_str_append(out, "\n");
@@ -167,7 +167,7 @@ static void format_roles(struct rk_str *out, const struct rk_dry_run_report *rep
     rk_str_append(
         out, "\ncommunicators of each role's first rank, by kinds; kinds with the same ranks share one\n");
     for (int64_t i = 0; i < report->num_roles; i++) {
-        rk_str_appendf(out, "%-8s  ", report->roles[i].role->name);
+        rk_str_appendf(out, "%-9s ", report->roles[i].role->name);
         format_groups(out, report->roles[i].groups);
         rk_str_append(out, "\n");
     }

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_assert.h"
 #include "base/rk_str.h"
 #include "driver-cli/cmd/cmd_internal.h"
 #include "driver-cli/driver/files_internal.h"
@@ -11,18 +12,26 @@
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 
-/* A model of the job; without a path if the role has no model, or no separate one. */
+/* A model of the job; without a path if the policy has random weights. */
 struct model_dir {
     const char *key, *path;
 };
 
-static void find_models(struct model_dir models[RK_MODEL_DIRS], const struct rk_flow_inputs *inputs)
+static int find_models(struct model_dir models[RK_MODEL_DIRS], const struct rk_flow_inputs *inputs)
 {
-    models[0] = (struct model_dir){RK_JOB_MODEL "path", inputs->model_path};
-    models[1] = (struct model_dir){RK_JOB_CRITIC "model.path", rk_flow_own_model(inputs, RK_ROLE_CRITIC)};
-    models[2] = (struct model_dir){RK_JOB_TEACHER "model.path", rk_flow_own_model(inputs, RK_ROLE_TEACHER)};
-    models[3] =
-        (struct model_dir){RK_JOB_REWARD_MODEL "model_path", rk_flow_own_model(inputs, RK_ROLE_REWARD)};
+    int64_t num_roles;
+    const struct rk_job_role *roles = rk_job_roles(&num_roles);
+    int count = 0;
+
+    models[count++] = (struct model_dir){RK_JOB_MODEL "path", inputs->model_path};
+    for (int64_t i = 0; i < num_roles; i++) {
+        const char *path = roles[i].model ? rk_flow_own_model(inputs, roles[i].bit) : NULL;
+
+        RK_ASSERT(count < RK_MODEL_DIRS);
+        if (path)
+            models[count++] = (struct model_dir){roles[i].model, path};
+    }
+    return count;
 }
 
 static bool has_file_with(const char *path, const char *suffix)
@@ -60,9 +69,9 @@ struct rk_status *rk_model_dirs_check(const struct rk_config *job, const struct 
                                       bool needs_weights)
 {
     struct model_dir models[RK_MODEL_DIRS];
+    int count = find_models(models, inputs);
 
-    find_models(models, inputs);
-    for (int i = 0; i < RK_MODEL_DIRS; i++) {
+    for (int i = 0; i < count; i++) {
         if (models[i].path)
             RK_TRY(check_dir(&models[i], rk_config_string(job, models[i].key), needs_weights));
     }
@@ -77,11 +86,10 @@ struct rk_status *rk_model_dirs_start_local(struct rk_local **out, const struct 
     struct model_dir models[RK_MODEL_DIRS];
     struct rk_status *st;
     char *program;
-    int num_roots = 1;
+    int num_roots = 1, count = find_models(models, inputs);
 
     *out = NULL;
-    find_models(models, inputs);
-    for (int i = 0; i < RK_MODEL_DIRS; i++) {
+    for (int i = 0; i < count; i++) {
         if (models[i].path)
             roots[num_roots++] = models[i].path;
     }

@@ -4,8 +4,9 @@
 
 #include "base/rk_config.h"
 #include "driver-cli/driver/flows/flows_internal.h"
+#include "proto/limits.h"
 
-#define RK_MODEL_DIRS 4
+#define RK_MODEL_DIRS (RK_LIMIT_ROLES + 1) /* at most */
 
 /* NOT_FOUND, with the key, for a directory that is not on this machine, or has no config.json, or with
  * `needs_weights` no *.safetensors. */

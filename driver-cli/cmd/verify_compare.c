@@ -142,12 +142,20 @@ static struct rk_status *compare_roles(struct rk_verification *v)
     return st;
 }
 
+/* The columns of all teachers are compared as the first one's. */
+static uint32_t role_bit(const struct rk_verification *v, const char *role)
+{
+    uint32_t bit = rk_role_parse(role);
+
+    return bit & RK_ROLE_TEACHERS ? rk_job_teachers(v->layout.job).items[0]->bit : bit;
+}
+
 static void find_cause(struct rk_verification *v)
 {
     const struct rk_verify_row *first = rk_verify_first(&v->report.rows);
     const char *role = first && strcmp(first->role, "rollout") != 0 ? first->role : "actor";
     const struct rk_json *config = v->inputs.hf_config;
-    uint32_t bit = rk_role_parse(role);
+    uint32_t bit = role_bit(v, role);
     char *own = rk_format("%s" RK_KNOB_SEQUENCE_PARALLEL, rk_job_role(bit)->section);
     const struct rk_verify_layout layout = {
         .mesh = rk_job_meshes_find(&v->layout.flow.meshes, bit),

@@ -156,7 +156,6 @@ int32_t rk_verify_references(struct rk_verify_reference out[RK_VERIFY_REFERENCES
 void rk_verify_add_reference(struct rk_verify_keys *keys, const struct rk_config *job,
                              const struct rk_verify_reference *reference)
 {
-    static const char *const others[] = {RK_JOB_REF, RK_JOB_CRITIC, RK_JOB_TEACHER, RK_JOB_REWARD_MODEL};
     static const char *const layout[] = {
         RK_JOB_TP,    RK_JOB_CP,   RK_JOB_PP,           RK_JOB_EP,          RK_JOB_ETP,
         RK_JOB_RANKS, RK_KNOB_VPP, RK_KNOB_FIRST_STAGE, RK_KNOB_LAST_STAGE, RK_KNOB_DISPATCH_TOKENS};
@@ -168,8 +167,6 @@ void rk_verify_add_reference(struct rk_verify_keys *keys, const struct rk_config
         RK_JOB_ROLLOUT "log_prob_micro_batch_size_per_gpu",
         RK_JOB_REF "log_prob_use_dynamic_bsz",
         RK_JOB_REF "log_prob_micro_batch_size_per_gpu",
-        RK_JOB_TEACHER "log_prob_use_dynamic_bsz",
-        RK_JOB_TEACHER "log_prob_micro_batch_size_per_gpu",
         RK_JOB_CRITIC "use_dynamic_bsz",
         RK_JOB_CRITIC "ppo_micro_batch_size_per_gpu",
         RK_JOB_CRITIC "forward_micro_batch_size_per_gpu",
@@ -183,10 +180,18 @@ void rk_verify_add_reference(struct rk_verify_keys *keys, const struct rk_config
         "trainer.n_gpus_per_node",
         RK_JOB_MODELS "rollout.gpu_memory_utilization",
     };
+    static const char *const of_teachers[] = {"log_prob_use_dynamic_bsz",
+                                              "log_prob_micro_batch_size_per_gpu"};
+    int64_t num_roles;
+    const struct rk_job_role *roles = rk_job_roles(&num_roles);
 
-    for (size_t i = 0; i < RK_ARRAY_LEN(others); i++) {
+    for (int64_t i = 0; i < num_roles; i++) {
+        if (roles[i].bit & (RK_ROLE_ACTOR | RK_ROLE_ROLLOUT))
+            continue;
         for (size_t k = 0; k < RK_ARRAY_LEN(layout); k++)
-            rk_verify_keys_add(keys, "%s%s=null", others[i], layout[k]);
+            rk_verify_keys_add(keys, "%s%s=null", roles[i].section, layout[k]);
+        for (size_t k = 0; k < RK_ARRAY_LEN(of_teachers) && (roles[i].bit & RK_ROLE_TEACHERS); k++)
+            rk_verify_keys_add(keys, "%s%s=null", roles[i].section, of_teachers[k]);
     }
     for (size_t i = 0; i < RK_ARRAY_LEN(micro); i++)
         rk_verify_keys_add(keys, "%s=null", micro[i]);

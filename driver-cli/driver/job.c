@@ -145,29 +145,35 @@ void rk_job_paths_check(const struct rk_config *job, int32_t world_size, struct 
     }
 }
 
+static void resolve_model(struct rk_json *tree, const struct rk_config *job, const char *key, const char *dir)
+{
+    char *full;
+
+    if (rk_config_is_null(job, key))
+        return;
+    full = rk_hub_resolve(dir, rk_config_string(job, key));
+    rk_json_set_path(tree, key, rk_json_new_string(full));
+    rk_free(full);
+}
+
 struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *dir)
 {
-    static const char *const models[] = {RK_JOB_MODEL "path",
-                                         RK_JOB_MODEL "hf_config_path",
-                                         RK_JOB_MODEL "tokenizer_path",
-                                         RK_JOB_CRITIC "model.path",
-                                         RK_JOB_TEACHER "model.path",
-                                         RK_JOB_REWARD_MODEL "model_path",
-                                         RK_JOB_REWARD_MODEL "tokenizer_path"};
+    static const char *const models[] = {RK_JOB_MODEL "path", RK_JOB_MODEL "hf_config_path",
+                                         RK_JOB_MODEL "tokenizer_path", RK_JOB_REWARD_MODEL "tokenizer_path"};
     static const char *const lists[] = {"data.train_files", "data.val_files"};
     static const char *const files[] = {"daemons.token_file", "daemons.tls_ca", "daemons.tls_cert",
                                         "daemons.tls_key"};
     char cwd[PATH_MAX];
     bool has_cwd = getcwd(cwd, sizeof(cwd)) != NULL;
+    int64_t num_roles;
+    const struct rk_job_role *roles = rk_job_roles(&num_roles);
     struct rk_json *tree = rk_json_clone(rk_config_tree(job));
 
-    for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
-        if (!rk_config_is_null(job, models[i])) {
-            char *full = rk_hub_resolve(dir, rk_config_string(job, models[i]));
-
-            rk_json_set_path(tree, models[i], rk_json_new_string(full));
-            rk_free(full);
-        }
+    for (size_t i = 0; i < RK_ARRAY_LEN(models); i++)
+        resolve_model(tree, job, models[i], dir);
+    for (int64_t i = 0; i < num_roles; i++) {
+        if (roles[i].model)
+            resolve_model(tree, job, roles[i].model, dir);
     }
     for (size_t i = 0; i < RK_ARRAY_LEN(lists); i++) {
         if (!rk_config_is_null(job, lists[i]))

@@ -2,6 +2,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
 #include "base/rk_kl.h"
 #include "base/rk_knobs.h"
 #include "base/rk_log.h"
@@ -14,6 +16,30 @@
 bool rk_job_wants_teacher(const struct rk_config *job)
 {
     return rk_config_bool(job, "distillation.enabled") || rk_config_bool(job, OPD);
+}
+
+struct rk_job_teachers rk_job_teachers(const struct rk_config *job)
+{
+    struct rk_job_teachers teachers = {0};
+    int64_t num_roles;
+    const struct rk_job_role *roles = rk_job_roles(&num_roles);
+
+    for (int64_t i = 0; i < num_roles; i++) {
+        if ((roles[i].bit & RK_ROLE_TEACHERS) && rk_job_role_needed(job, roles[i].bit)) {
+            RK_ASSERT(teachers.count < RK_JOB_TEACHERS_MAX);
+            teachers.items[teachers.count++] = &roles[i];
+        }
+    }
+    return teachers;
+}
+
+const char *rk_job_teacher_key(const struct rk_config *job, const struct rk_job_role *teacher)
+{
+    char *path = rk_format("%skey", teacher->section);
+    const char *key = rk_config_string(job, path);
+
+    rk_free(path);
+    return key;
 }
 
 bool rk_job_distills_topk(const struct rk_config *job)
@@ -79,6 +105,29 @@ static void check_alone(const struct rk_config *job, struct rk_str *problems)
                        rk_config_real(job, RK_JOB_ACTOR "entropy_coeff"), why);
 }
 
+/* Of several teachers a row of the data chooses one. */
+static void check_teacher_keys(const struct rk_config *job, struct rk_str *problems)
+{
+    struct rk_job_teachers teachers = rk_job_teachers(job);
+
+    for (int32_t i = 0; i < teachers.count && teachers.count > 1; i++) {
+        const char *section = teachers.items[i]->section, *key = rk_job_teacher_key(job, teachers.items[i]);
+
+        if (!key)
+            rk_str_appendf(problems,
+                           "set %skey: of several teachers a row takes the one whose key is the value of its "
+                           "column %s (" RK_JOB_TEACHER_COLUMN ")\n",
+                           section, rk_config_string(job, RK_JOB_TEACHER_COLUMN));
+        for (int32_t k = 0; k < i && key; k++) {
+            const char *other = rk_job_teacher_key(job, teachers.items[k]);
+
+            if (other && strcmp(key, other) == 0)
+                rk_str_appendf(problems, "%skey=%s: %skey has the same value; expected a different one\n",
+                               section, key, teachers.items[k]->section);
+        }
+    }
+}
+
 void rk_job_distill_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     bool is_enabled = rk_config_bool(job, "distillation.enabled");
@@ -91,11 +140,12 @@ void rk_job_distill_check(const struct rk_config *job, int32_t world_size, struc
         rk_str_append(
             problems,
             OPD "=true: distillation.enabled=true already trains on the teacher; set only one of them\n");
-    if (!rk_job_role_needed(job, RK_ROLE_TEACHER))
+    if (!rk_job_role_enabled(job, RK_ROLE_TEACHER))
         rk_str_appendf(problems, "%s: algorithm.type=%s has no teacher\n", key,
                        rk_config_string(job, "algorithm.type"));
-    if (rk_config_is_null(job, RK_JOB_TEACHER "model.path"))
+    else if (rk_job_teachers(job).count == 0)
         rk_str_appendf(problems, "set " RK_JOB_TEACHER "model.path: %s needs a teacher\n", key);
+    check_teacher_keys(job, problems);
     if (!is_enabled)
         return;
     check_loss_mode(job, problems);

@@ -17,7 +17,7 @@ struct expert_key {
 };
 
 /* Roles with a mesh of their own keys. */
-#define MESH_ROLES (RK_ROLE_ACTOR | RK_ROLE_REF | RK_ROLE_CRITIC | RK_ROLE_REWARD | RK_ROLE_TEACHER)
+#define MESH_ROLES (RK_ROLE_ACTOR | RK_ROLE_REF | RK_ROLE_CRITIC | RK_ROLE_REWARD | RK_ROLE_TEACHERS)
 #define TRAINED    (RK_ROLE_ACTOR | RK_ROLE_CRITIC)
 
 static const struct expert_key expert_keys[] = {

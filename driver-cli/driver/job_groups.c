@@ -35,6 +35,8 @@ static const struct rk_job_group groups[] = {
     {"rollout correction", LIST("algorithm.rollout_correction.")},
     {"preference optimization", LIST("algorithm.dpo.")},
     {"distillation", LIST("distillation.", "algorithm.use_opd", "algorithm.opd_")},
+    {"distillation: further teachers",
+     LIST("distillation.teacher_2.", "distillation.teacher_3.", "distillation.teacher_4.")},
     {"steps, validation, logs", LIST("trainer.")},
     {"checkpoints", LIST(A "checkpoint.", "trainer.save_freq", "trainer.default_local_dir", "trainer.resume_",
                          "trainer.max_actor_ckpt", "trainer.max_critic_ckpt", "trainer.del_local_ckpt")},

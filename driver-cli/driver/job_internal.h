@@ -15,17 +15,22 @@
 #include "proto/limits.h"
 
 /* Short names of verl's sections, for key paths. */
-#define RK_JOB_MODELS        "actor_rollout_ref."
-#define RK_JOB_MODEL         "actor_rollout_ref.model."
-#define RK_JOB_ACTOR         "actor_rollout_ref.actor."
-#define RK_JOB_ROLLOUT       "actor_rollout_ref.rollout."
-#define RK_JOB_REF           "actor_rollout_ref.ref."
-#define RK_JOB_TEACHER       "distillation.teacher."
-#define RK_JOB_CRITIC        "critic."
-#define RK_JOB_REWARD_MODEL  "reward.reward_model."
-#define RK_JOB_REWARD_KWARGS "reward.reward_kwargs."
-#define RK_JOB_DPO           "algorithm.dpo."
-#define RK_JOB_OVERLONG      RK_JOB_REWARD_KWARGS "overlong_buffer_cfg."
+#define RK_JOB_MODELS         "actor_rollout_ref."
+#define RK_JOB_MODEL          "actor_rollout_ref.model."
+#define RK_JOB_ACTOR          "actor_rollout_ref.actor."
+#define RK_JOB_ROLLOUT        "actor_rollout_ref.rollout."
+#define RK_JOB_REF            "actor_rollout_ref.ref."
+#define RK_JOB_TEACHER        "distillation.teacher."
+#define RK_JOB_TEACHER_2      "distillation.teacher_2."
+#define RK_JOB_TEACHER_3      "distillation.teacher_3."
+#define RK_JOB_TEACHER_4      "distillation.teacher_4."
+#define RK_JOB_TEACHERS_MAX   4
+#define RK_JOB_TEACHER_COLUMN "distillation.teacher_key"
+#define RK_JOB_CRITIC         "critic."
+#define RK_JOB_REWARD_MODEL   "reward.reward_model."
+#define RK_JOB_REWARD_KWARGS  "reward.reward_kwargs."
+#define RK_JOB_DPO            "algorithm.dpo."
+#define RK_JOB_OVERLONG       RK_JOB_REWARD_KWARGS "overlong_buffer_cfg."
 /* In the section of a role. */
 #define RK_JOB_PARAM_OFFLOAD "megatron.param_offload"
 #define RK_JOB_TP            "megatron.tensor_model_parallel_size"
@@ -188,6 +193,7 @@ struct rk_job_role {
     const char *name;    /* "actor" */
     const char *section; /* of its keys */
     uint32_t shares;     /* the role whose weights it uses if its ranks have the same parts; 0: never */
+    const char *model;   /* key of the directory of its own model; NULL: it has the policy's */
     bool trains;         /* then it has a part in checkpoints */
     /* Key of the section that bounds the tokens, and so the memory, of its largest passes. */
     const char *max_tokens;
@@ -196,6 +202,8 @@ struct rk_job_role {
 };
 const struct rk_job_role *rk_job_roles(int64_t *count);
 const struct rk_job_role *rk_job_role(uint32_t bit); /* a row of that table (asserted) */
+/* Whether the job's flow and keys enable the role; a teacher also needs a model before the job has it. */
+bool rk_job_role_enabled(const struct rk_config *job, uint32_t bit);
 /* Whether the daemons of the job have the role: the only place that decides this, from its flow and keys. */
 bool rk_job_role_needed(const struct rk_config *job, uint32_t bit);
 /* Whether it also gets a model: with trainer.val_only roles that only training needs get none. */
@@ -314,7 +322,7 @@ struct rk_job_micro {
     int64_t micro_batch_rows; /* of a replica; 0 when not given */
 };
 struct rk_job_micro rk_job_actor_micro(const struct rk_config *job);
-/* section: RK_JOB_ROLLOUT, RK_JOB_REF or RK_JOB_TEACHER; unset keys take the actor's value. */
+/* section: RK_JOB_ROLLOUT, RK_JOB_REF or that of a teacher; unset keys take the actor's value. */
 struct rk_job_micro rk_job_log_prob_micro(const struct rk_config *job, const char *section);
 /* --- the critic (job_critic.c); unset keys take the actor's value --- */
 bool rk_job_wants_critic(const struct rk_config *job);
@@ -344,6 +352,14 @@ void rk_job_reward_model_check(const struct rk_config *job, int32_t world_size, 
 
 /* --- distillation (job_distill.c) --- */
 bool rk_job_wants_teacher(const struct rk_config *job);
+/* The teachers that the job has, in the order of the table of roles. */
+struct rk_job_teachers {
+    int32_t count;
+    const struct rk_job_role *items[RK_JOB_TEACHERS_MAX];
+};
+struct rk_job_teachers rk_job_teachers(const struct rk_config *job);
+/* Key of the text by which a row of the data chooses that teacher; NULL: it has none. */
+const char *rk_job_teacher_key(const struct rk_config *job, const struct rk_job_role *teacher);
 /* loss_mode is a divergence over the teacher's top-k. */
 bool rk_job_distills_topk(const struct rk_config *job);
 /* The rule "distillation". */

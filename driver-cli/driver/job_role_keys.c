@@ -91,7 +91,7 @@ static void refuse_keys(const struct rk_config *job, const struct role_keys *row
     const char *key;
     int64_t at = 0;
 
-    if (rk_job_role_needed(job, row->role) || is_switched_off(job, row))
+    if (rk_job_role_enabled(job, row->role) || is_switched_off(job, row))
         return;
     while ((key = next_key(job, row->section, &at)) != NULL) {
         if (can_have)
@@ -112,11 +112,28 @@ static void warn_of_keys(const struct rk_config *job, const char *section, const
         RK_WARN("%s has no effect: %s", key, why);
 }
 
+/* A teacher without a model, in a job that has another one. */
+static void refuse_incomplete_teachers(const struct rk_config *job, struct rk_str *problems)
+{
+    int64_t num_roles;
+    const struct rk_job_role *roles = rk_job_roles(&num_roles);
+
+    for (int64_t i = 0; i < num_roles && rk_job_teachers(job).count > 0; i++) {
+        int64_t at = 0;
+        const char *key = roles[i].bit & RK_ROLE_TEACHERS ? next_key(job, roles[i].section, &at) : NULL;
+
+        if (key && !rk_job_role_needed(job, roles[i].bit))
+            rk_str_appendf(problems, "%s has no effect: set %s, the model of that teacher\n", key,
+                           roles[i].model);
+    }
+}
+
 void rk_job_role_keys_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     (void)world_size;
     for (size_t i = 0; i < RK_ARRAY_LEN(refused); i++)
         refuse_keys(job, &refused[i], problems);
+    refuse_incomplete_teachers(job, problems);
     if (!rk_job_role_needed(job, RK_ROLE_REF))
         warn_of_keys(job, RK_JOB_REF,
                      "without " RK_JOB_ACTOR

@@ -13,17 +13,26 @@ static bool wants_ref(const struct rk_config *job)
            rk_config_bool(job, "algorithm.use_kl_in_reward");
 }
 
+#define TEACHER(bit, name, section)                                                           \
+    {                                                                                         \
+        bit, name, section, 0, section "model.path", false, "log_prob_max_token_len_per_gpu", \
+            rk_job_wants_teacher                                                              \
+    }
 /* Daemons get their meshes in this order. */
 static const struct rk_job_role roles[] = {
-    {RK_ROLE_ACTOR, "actor", RK_JOB_ACTOR, 0, true, "ppo_max_token_len_per_gpu", NULL},
-    {RK_ROLE_ROLLOUT, "rollout", RK_JOB_ROLLOUT, RK_ROLE_ACTOR, false, "max_num_batched_tokens", NULL},
-    {RK_ROLE_REF, "ref", RK_JOB_REF, 0, false, "log_prob_max_token_len_per_gpu", wants_ref},
-    {RK_ROLE_CRITIC, "critic", RK_JOB_CRITIC, 0, true, "ppo_max_token_len_per_gpu", rk_job_wants_critic},
-    {RK_ROLE_REWARD, "reward", RK_JOB_REWARD_MODEL, 0, false, "forward_max_token_len_per_gpu",
-     rk_job_wants_reward_model},
-    {RK_ROLE_TEACHER, "teacher", RK_JOB_TEACHER, 0, false, "log_prob_max_token_len_per_gpu",
-     rk_job_wants_teacher},
+    {RK_ROLE_ACTOR, "actor", RK_JOB_ACTOR, 0, NULL, true, "ppo_max_token_len_per_gpu", NULL},
+    {RK_ROLE_ROLLOUT, "rollout", RK_JOB_ROLLOUT, RK_ROLE_ACTOR, NULL, false, "max_num_batched_tokens", NULL},
+    {RK_ROLE_REF, "ref", RK_JOB_REF, 0, NULL, false, "log_prob_max_token_len_per_gpu", wants_ref},
+    {RK_ROLE_CRITIC, "critic", RK_JOB_CRITIC, 0, RK_JOB_CRITIC "model.path", true,
+     "ppo_max_token_len_per_gpu", rk_job_wants_critic},
+    {RK_ROLE_REWARD, "reward", RK_JOB_REWARD_MODEL, 0, RK_JOB_REWARD_MODEL "model_path", false,
+     "forward_max_token_len_per_gpu", rk_job_wants_reward_model},
+    TEACHER(RK_ROLE_TEACHER, "teacher", RK_JOB_TEACHER),
+    TEACHER(RK_ROLE_TEACHER_2, "teacher_2", RK_JOB_TEACHER_2),
+    TEACHER(RK_ROLE_TEACHER_3, "teacher_3", RK_JOB_TEACHER_3),
+    TEACHER(RK_ROLE_TEACHER_4, "teacher_4", RK_JOB_TEACHER_4),
 };
+#undef TEACHER
 
 const struct rk_job_role *rk_job_roles(int64_t *count)
 {
@@ -41,12 +50,18 @@ const struct rk_job_role *rk_job_role(uint32_t bit)
     return NULL;
 }
 
-bool rk_job_role_needed(const struct rk_config *job, uint32_t bit)
+bool rk_job_role_enabled(const struct rk_config *job, uint32_t bit)
 {
     const struct rk_flow *flow = rk_flow_of(job);
-    const struct rk_job_role *role = rk_job_role(bit);
 
-    return (flow->roles & bit) || ((flow->optional_roles & bit) && role->is_wanted(job));
+    return (flow->roles & bit) || ((flow->optional_roles & bit) && rk_job_role(bit)->is_wanted(job));
+}
+
+bool rk_job_role_needed(const struct rk_config *job, uint32_t bit)
+{
+    bool has_model = !(bit & RK_ROLE_TEACHERS) || !rk_config_is_null(job, rk_job_role(bit)->model);
+
+    return has_model && rk_job_role_enabled(job, bit);
 }
 
 bool rk_job_role_has_model(const struct rk_config *job, uint32_t bit)

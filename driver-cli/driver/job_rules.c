@@ -107,6 +107,10 @@ static void check_update_micro(const struct rk_config *job, int32_t world_size, 
 
 static void check_log_prob_micro(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
+#define TEACHER(bit, section)                                            \
+    {                                                                    \
+        {bit, section, "log_prob_micro_batch_size_per_gpu"}, section "." \
+    }
     static const struct {
         struct micro_keys keys;
         const char *section; /* NULL: the critic's, whose keys have other names */
@@ -114,8 +118,12 @@ static void check_log_prob_micro(const struct rk_config *job, int32_t world_size
         {{RK_ROLE_ACTOR, "actor_rollout_ref.rollout", "log_prob_micro_batch_size_per_gpu"}, RK_JOB_ROLLOUT},
         {{RK_ROLE_REF, "actor_rollout_ref.ref", "log_prob_micro_batch_size_per_gpu"}, RK_JOB_REF},
         {{RK_ROLE_CRITIC, "critic: compute_values", "forward_micro_batch_size_per_gpu"}, NULL},
-        {{RK_ROLE_TEACHER, "distillation.teacher", "log_prob_micro_batch_size_per_gpu"}, RK_JOB_TEACHER},
+        TEACHER(RK_ROLE_TEACHER, "distillation.teacher"),
+        TEACHER(RK_ROLE_TEACHER_2, "distillation.teacher_2"),
+        TEACHER(RK_ROLE_TEACHER_3, "distillation.teacher_3"),
+        TEACHER(RK_ROLE_TEACHER_4, "distillation.teacher_4"),
     };
+#undef TEACHER
 
     (void)world_size;
     for (size_t i = 0; i < RK_ARRAY_LEN(passes); i++) {

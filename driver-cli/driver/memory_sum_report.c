@@ -41,7 +41,7 @@ static bool is_any_away(const struct rk_memory_sum *sum, int32_t rank)
 
 static void format_titles(struct rk_str *out, const struct rk_memory_sum *sum, int32_t rank)
 {
-    rk_str_appendf(out, "%-8s", "");
+    rk_str_appendf(out, "%-9s", "");
     for (int kind = 0; kind < RK_MEMORY_SUM_KINDS; kind++) {
         if (is_kind_used(sum, rank, kind))
             rk_str_appendf(out, "  %*s", LEAST_COLUMNS, rk_memory_sum_kinds[kind].name);
@@ -82,7 +82,7 @@ void rk_memory_sum_format(const struct rk_memory_sum *sum, struct rk_str *out)
     for (int64_t i = 0; i < sum->num_roles; i++) {
         const struct rk_json *plan = rk_memory_sum_plan_of(sum, i, rank);
 
-        rk_str_appendf(out, "%-8s", sum->roles[i].role->name);
+        rk_str_appendf(out, "%-9s", sum->roles[i].role->name);
         for (int kind = 0; kind < RK_MEMORY_SUM_KINDS; kind++) {
             if (is_kind_used(sum, rank, kind))
                 format_cell(out, rk_memory_sum_kinds[kind].name,

@@ -93,7 +93,10 @@ static const char intro[] =
     "tables\n"
     "below have verl's other keys, and values that only verl has; `*` stands for anything. The first row "
     "that\n"
-    "matches key and value is used, and `a.*` in place of `b.*` renames a key. Other keys are refused, with "
+    "matches key and value is used, `a.*` in place of `b.*` renames a key, and `#` "
+    "is\n"
+    "nothing for the first name of its section and `_2`, `_3`, ... for the next ones. Other keys are "
+    "refused, with "
     "the name of a similar one.\n";
 
 static const char about_defaults[] = "\n## Defaults\n"

@@ -6,11 +6,12 @@
 #include "base/rk_str.h"
 #include "tests/proc/cli_fixture.h"
 
-#define ACTOR   "actor_rollout_ref.actor."
-#define TP      "megatron.tensor_model_parallel_size="
-#define CP      "megatron.context_parallel_size="
-#define TEACHER "distillation.teacher."
-#define LOSS    "distillation.distillation_loss."
+#define ACTOR     "actor_rollout_ref.actor."
+#define TP        "megatron.tensor_model_parallel_size="
+#define CP        "megatron.context_parallel_size="
+#define TEACHER   "distillation.teacher."
+#define TEACHER_2 "distillation.teacher_2."
+#define LOSS      "distillation.distillation_loss."
 
 /* Changes of the tiny job for distillation. */
 static const char *const keys[] = {"trainer.total_training_steps=1", ACTOR "ppo_mini_batch_size=4",
@@ -244,6 +245,71 @@ static void test_distill_from_itself_changes_nothing(void **state)
     rk_free(teacher);
 }
 
+/* Rows of two sources, with twice as many of one; rk_free the path. */
+static char *make_mixed_data(void)
+{
+    char *path = rk_test_temp_path("mixed.jsonl");
+    struct rk_str text = {0};
+
+    for (int i = 0; i < 12; i++)
+        rk_str_appendf(
+            &text,
+            "{\"data_source\": \"%s\", \"prompt\": \"%d,1:9,1\", \"reward_model\": {\"ground_truth\": "
+            "\"2\"}}\n",
+            i % 3 == 0 ? "a" : "b", i % 10);
+    rk_test_write_file(path, rk_str_text(&text), text.bytes);
+    rk_str_fini(&text);
+    return path;
+}
+
+/* Goal: of two teachers each gets its rows. With the same model in both, a run has the numbers of one
+ * teacher, to the last bit. */
+static void test_distill_two_teachers_divide_the_rows(void **state)
+{
+    static const char *const names[] = {"distillation/loss", "distillation/abs_loss", "distillation/loss_max",
+                                        "actor/grad_norm"};
+    char *teacher = make_teacher(), *path = rk_format(TEACHER "model.path=%s", teacher);
+    char *data = make_mixed_data(), *files = rk_format("data.train_files=[\"%s\"]", data);
+    char *second = rk_format(TEACHER_2 "model.path=%s", teacher);
+    const char *more[] = {ACTOR TP "1",
+                          files,
+                          LOSS "use_task_rewards=false",
+                          "distillation.enabled=true",
+                          TEACHER TP "1",
+                          path,
+                          ACTOR "entropy_coeff=0",
+                          "numerics=strict",
+                          NULL,
+                          NULL,
+                          NULL,
+                          NULL};
+    struct rk_json *metrics[2];
+    char *dirs[2];
+
+    (void)state;
+    if (!has_devices(2))
+        skip();
+    dirs[0] = run_new("2", more);
+    more[8] = TEACHER "key=a";
+    more[9] = second;
+    more[10] = TEACHER_2 "key=b";
+    dirs[1] = run_new("2", more);
+    for (int i = 0; i < 2; i++)
+        metrics[i] = read_metrics(dirs[i], 1);
+    assert_true(metric(metrics[0], names[0]) > 0.1);
+    for (size_t i = 0; i < RK_ARRAY_LEN(names); i++)
+        assert_true(metric(metrics[0], names[i]) == metric(metrics[1], names[i]));
+    for (int i = 0; i < 2; i++) {
+        rk_json_free(metrics[i]);
+        rk_free(dirs[i]);
+    }
+    rk_free(second);
+    rk_free(files);
+    rk_free(data);
+    rk_free(path);
+    rk_free(teacher);
+}
+
 /* Goal: missing parts of a teacher are errors before a daemon is started. */
 static void test_distill_without_a_teacher_is_refused(void **state)
 {
@@ -266,6 +332,7 @@ int main(void)
         cmocka_unit_test(test_distill_from_a_padded_vocabulary),
         cmocka_unit_test(test_opd_changes_the_advantages),
         cmocka_unit_test(test_distill_from_itself_changes_nothing),
+        cmocka_unit_test(test_distill_two_teachers_divide_the_rows),
         cmocka_unit_test(test_distill_without_a_teacher_is_refused),
     };
 

@@ -11,6 +11,7 @@
 #define ROLLOUT     "actor_rollout_ref.rollout."
 #define TP          "megatron.tensor_model_parallel_size="
 #define TEACHER     "distillation.teacher."
+#define TEACHER_2   "distillation.teacher_2."
 #define NUM_DAEMONS 2
 #define ARGS_MAX    40
 
@@ -61,15 +62,17 @@ static const struct rk_json *role_of(const struct rk_json *plan, const char *nam
     return NULL;
 }
 
-/* Goal: five roles with different tensor-parallel sizes train together. Their plans are in the run's
+/* Goal: six roles with different tensor-parallel sizes train together. Their plans are in the run's
  * directory and in the table, whose total is the sum of the roles. */
-static void test_run_of_five_roles_shows_their_sum(void **state)
+static void test_run_of_six_roles_shows_their_sum(void **state)
 {
-    static const char *const names[] = {"actor", "ref", "critic", "teacher", "rollout"};
+    static const char *const names[] = {"actor", "ref", "critic", "teacher", "teacher_2", "rollout"};
     char *dir = new_run_dir(), *teacher = make_teacher(), *path = rk_format(TEACHER "model.path=%s", teacher);
-    struct outcome outcome =
-        run_on("--local=2", dir,
-               (const char *const[]){FOUR_ROLES, "distillation.enabled=true", path, TEACHER TP "2", NULL});
+    char *second = rk_format(TEACHER_2 "model.path=%s", teacher);
+    struct outcome outcome = run_on("--local=2", dir,
+                                    (const char *const[]){FOUR_ROLES, "distillation.enabled=true", path,
+                                                          TEACHER TP "2", TEACHER "key=digits", second,
+                                                          TEACHER_2 TP "1", TEACHER_2 "key=none", NULL});
     struct rk_json *plan;
     const struct rk_json *rank;
     int64_t sum = 0;
@@ -77,6 +80,7 @@ static void test_run_of_five_roles_shows_their_sum(void **state)
     (void)state;
     assert_exit(&outcome, 0);
     assert_text("stderr", outcome.err, "memory plan of rank ");
+    assert_text("stderr", outcome.err, "teacher_2.key=none: no row of data.train_files has this value");
     plan = read_json(dir, "memory_plan.json");
     assert_true(rk_json_as_bool(rk_json_find(plan, "fits"), false));
     assert_int_equal(rk_json_count(rk_json_find(plan, "ranks")), NUM_DAEMONS);
@@ -104,8 +108,11 @@ static void test_run_of_five_roles_shows_their_sum(void **state)
     assert_true(int_at(role_of(plan, "ref"), "planned.parameters") >
                 int_at(role_of(plan, "actor"), "planned.parameters"));
     assert_int_equal(int_at(role_of(plan, "ref"), "planned.gradients"), 0);
+    assert_true(int_at(role_of(plan, "teacher_2"), "planned.parameters") >
+                int_at(role_of(plan, "teacher"), "planned.parameters"));
     rk_json_free(plan);
     outcome_fini(&outcome);
+    rk_free(second);
     rk_free(path);
     rk_free(teacher);
     rk_free(dir);
@@ -260,7 +267,7 @@ static void test_run_on_daemons_with_models_plans_the_same(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_run_of_five_roles_shows_their_sum),
+        cmocka_unit_test(test_run_of_six_roles_shows_their_sum),
         cmocka_unit_test(test_run_with_a_role_too_much_loads_nothing),
         cmocka_unit_test(test_run_on_daemons_with_models_plans_the_same),
     };

@@ -19,6 +19,11 @@
     " data.train_files=sft.jsonl data.max_length=64 model.hf_config_path=config.json"          \
     " model.tokenizer_path=tokenizer.json engine=fsdp engine.ulysses_sequence_parallel_size=1" \
     " trainer.total_training_steps=1"
+#define NAMED " +distillation.teacher_models."
+#define TEACHERS                                                                                            \
+    " distillation.enabled=True distillation.teacher_key=data_source" NAMED "math.key=digits" NAMED         \
+    "math.model_path=m" NAMED "code.model_path=c" NAMED "code.inference.tensor_model_parallel_size=2" NAMED \
+    "code.num_replicas=1"
 #define RAY      " ++ray_kwargs.ray_init.runtime_env.env_vars.A=secret +ray_init.runtime_env.env_vars=secret"
 #define MAIN_PPO "-m verl.trainer.main_ppo"
 #define DRY      "$rankctl verl --dry-run "
@@ -61,6 +66,9 @@ static const struct shell_case forms[] = {
     {HERE DRY "--local 2 -- python3 " MAIN_PPO RL " trainer.n_gpus_per_node=8 trainer.nnodes=4", 0, NULL,
      "the command is for 4 x 8 GPUs; the run has 2 daemons"},
     {HERE DRY "--hosts a:1,b:1 -- python3 " MAIN_PPO RL, 0, NULL, "on 2 daemons"},
+    /* Teachers of any names. */
+    {HERE DRY "-- python3 " MAIN_PPO RL TEACHERS NAMED "code.key=codeforces", 0, "\"key\": \"codeforces\"",
+     "other key  distillation.teacher_2.model.path: "},
     /* The job is a file for rankctl run, with absolute paths. */
     {HERE DRY "--local 2 -- python3 " MAIN_PPO RL
               " 2>/dev/null | (cd / && $rankctl config check - --world 2)",
@@ -97,6 +105,8 @@ static const struct shell_case wrong[] = {
     {DRY "-- python3 " MAIN_PPO " fast", 2, NULL, "'fast' after verl.trainer.main_ppo: expected KEY=VALUE"},
     {HERE DRY "-- python3 " MAIN_PPO RL " data.trian_files=a", 2, NULL,
      "flag: data.trian_files: unknown key; did you mean 'train_files'?"},
+    {HERE DRY "-- python3 " MAIN_PPO RL TEACHERS, 2, NULL,
+     "set distillation.teacher_2.key: of several teachers"},
     {HERE DRY "--local 3 -- python3 " MAIN_PPO RL, 2, NULL, "on 3 daemons: data.train_batch_size=4"},
     {HERE DRY "--local x -- python3 " MAIN_PPO RL, 2, NULL, "--local=x: expected a number of daemons"},
     {HERE DRY "-- python3 " MAIN_PPO RL " trainer.nnodes=4611686018427387904", 2, NULL,

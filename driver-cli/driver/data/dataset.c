@@ -25,7 +25,7 @@ struct question {
 };
 
 struct fields {
-    char *data_source, *truth_text; /* the text: of a ground truth that is another value */
+    char *data_source, *teacher, *truth_text; /* the text: of a ground truth that is another value */
     struct rk_json *truth, *columns, *extra_info;
 };
 
@@ -56,6 +56,7 @@ static void question_free(struct question *question)
 static void fields_free(struct fields *fields)
 {
     rk_free(fields->data_source);
+    rk_free(fields->teacher);
     rk_free(fields->truth_text);
     rk_json_free(fields->truth);
     rk_json_free(fields->columns);
@@ -166,6 +167,17 @@ static struct rk_status *find_question(const struct question **out, const struct
 
 /* --- other members --- */
 
+/* "" without such a member; rk_free it. */
+static char *member_text(const struct rk_json *json, const char *name)
+{
+    const struct rk_json *value = name ? rk_json_find(json, name) : NULL;
+
+    if (rk_json_is_null(value))
+        return rk_strdup("");
+    return rk_json_type(value) == RK_JSON_STRING ? rk_strdup(rk_json_as_string(value, ""))
+                                                 : rk_json_dump(value, 0, false);
+}
+
 static struct rk_status *read_fields(struct fields *out, const struct rk_json *json,
                                      const struct loader *loader)
 {
@@ -178,6 +190,7 @@ static struct rk_status *read_fields(struct fields *out, const struct rk_json *j
         return RK_FAIL(RK_INVALID_ARGUMENT, "reward_model: expected an object with ground_truth, got %s",
                        rk_json_type_name(rk_json_type(model)));
     out->data_source = rk_strdup(source);
+    out->teacher = member_text(json, loader->config->teacher_column);
     if (!rk_json_is_null(truth)) {
         out->truth = rk_json_retain(truth);
         if (rk_json_type(truth) != RK_JSON_STRING)
@@ -231,6 +244,7 @@ static void set_views(struct rk_dataset_row *row, const struct question *questio
     row->messages = question->messages;
     row->columns = fields->columns;
     row->data_source = fields->data_source;
+    row->teacher = fields->teacher;
     row->ground_truth = fields->truth ? rk_json_as_string(fields->truth, fields->truth_text) : "";
     row->ground_truth_json = fields->truth;
     row->extra_info = fields->extra_info;

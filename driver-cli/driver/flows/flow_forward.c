@@ -97,6 +97,11 @@ static int32_t find_place(const struct rk_flow_context *ctx, uint32_t role)
     return place;
 }
 
+bool rk_flow_can_start(const struct rk_flow_context *ctx, uint32_t role)
+{
+    return find_place(ctx, role) >= 0;
+}
+
 struct rk_status *rk_flow_start_beside(bool *is_started, struct rk_flow_context *ctx,
                                        const struct rk_driver_call_args *call)
 {
@@ -145,24 +150,22 @@ void rk_flow_drop_passes(struct rk_flow_context *ctx)
     }
 }
 
+static struct rk_status *start_role(struct rk_flow_context *ctx, uint32_t role,
+                                    struct rk_flow_pass (*make)(const struct rk_flow_context *ctx))
+{
+    struct rk_flow_pass pass;
+
+    if (!rk_job_role_needed(ctx->job, role))
+        return NULL;
+    pass = make(ctx);
+    return rk_flow_start_pass(ctx, &pass);
+}
+
 static struct rk_status *start_passes(struct rk_flow_context *ctx)
 {
-    static const struct {
-        uint32_t role;
-        struct rk_flow_pass (*pass)(const struct rk_flow_context *ctx);
-    } rows[] = {{RK_ROLE_REF, rk_flow_ref_pass},
-                {RK_ROLE_TEACHER, rk_flow_teacher_pass},
-                {RK_ROLE_CRITIC, rk_flow_values_pass}};
-
-    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
-        struct rk_flow_pass pass;
-
-        if (!rk_job_role_needed(ctx->job, rows[i].role))
-            continue;
-        pass = rows[i].pass(ctx);
-        RK_TRY(rk_flow_start_pass(ctx, &pass));
-    }
-    return NULL;
+    RK_TRY(start_role(ctx, RK_ROLE_REF, rk_flow_ref_pass));
+    RK_TRY(rk_flow_start_teachers(ctx));
+    return start_role(ctx, RK_ROLE_CRITIC, rk_flow_values_pass);
 }
 
 const struct rk_flow_step rk_step_start_passes = {"start_passes", NULL, NULL, start_passes};

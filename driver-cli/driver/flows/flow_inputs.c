@@ -261,27 +261,29 @@ static struct rk_status *check_model(const struct rk_flow_inputs *inputs, const 
 }
 
 /* The model of a role that has one of its own. */
-static struct rk_status *check_own_model(const struct rk_config *job, const char *job_dir, uint32_t role,
-                                         const char *key)
+static struct rk_status *check_own_model(const struct rk_config *job, const char *job_dir,
+                                         const struct rk_job_role *role)
 {
     struct rk_flow_model_dir dir;
     struct rk_status *st;
     char *path;
 
-    if (!rk_job_role_needed(job, role) || rk_config_is_null(job, key))
+    if (!rk_job_role_needed(job, role->bit) || rk_config_is_null(job, role->model))
         return NULL;
-    path = rk_hub_resolve(job_dir, rk_config_string(job, key));
+    path = rk_hub_resolve(job_dir, rk_config_string(job, role->model));
     st = rk_flow_model_dir_open(&dir, path);
     if (!st)
-        st = rk_flow_check_model(job, role, dir.config);
+        st = rk_flow_check_model(job, role->bit, dir.config);
     rk_flow_model_dir_fini(&dir);
     rk_free(path);
-    return st ? RK_WRAP(st, "%s", key) : NULL;
+    return st ? RK_WRAP(st, "%s", role->model) : NULL;
 }
 
 struct rk_status *rk_flow_check_models(const struct rk_config *job, const char *job_dir)
 {
     struct rk_flow_inputs inputs = {0};
+    int64_t num_roles;
+    const struct rk_job_role *roles = rk_job_roles(&num_roles);
     struct rk_status *st = load_model(&inputs, job, job_dir);
 
     if (!st)
@@ -290,9 +292,11 @@ struct rk_status *rk_flow_check_models(const struct rk_config *job, const char *
         st = load_texts(&inputs, job, job_dir);
     rk_flow_inputs_fini(&inputs);
     RK_TRY(st);
-    RK_TRY(check_own_model(job, job_dir, RK_ROLE_CRITIC, RK_JOB_CRITIC "model.path"));
-    RK_TRY(check_own_model(job, job_dir, RK_ROLE_TEACHER, RK_JOB_TEACHER "model.path"));
-    return check_own_model(job, job_dir, RK_ROLE_REWARD, RK_JOB_REWARD_MODEL "model_path");
+    for (int64_t i = 0; i < num_roles; i++) {
+        if (roles[i].model)
+            RK_TRY(check_own_model(job, job_dir, &roles[i]));
+    }
+    return NULL;
 }
 
 struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct rk_config *job,

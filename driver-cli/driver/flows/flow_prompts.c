@@ -23,17 +23,18 @@ const struct rk_prompt_inputs *rk_flow_prompt_inputs(const struct rk_flow_inputs
 
 const char *rk_flow_own_model(const struct rk_flow_inputs *inputs, uint32_t role)
 {
+    const struct rk_flow_teacher *teacher;
+
     if (inputs->data != &rk_flow_data_prompts)
         return NULL;
     switch (role) {
     case RK_ROLE_CRITIC:
         return inputs->of.prompts.critic_path;
-    case RK_ROLE_TEACHER:
-        return inputs->of.prompts.teacher_path;
     case RK_ROLE_REWARD:
         return inputs->of.prompts.reward_model.path;
     default:
-        return NULL;
+        teacher = rk_flow_teacher_find(&inputs->of.prompts.teachers, role);
+        return teacher ? teacher->path : NULL;
     }
 }
 
@@ -104,6 +105,7 @@ static struct rk_status *load_dataset(struct rk_dataset **out, const struct rk_f
         .now_s = (int64_t)time(NULL),
         .keep_messages = rk_job_wants_reward_model(job),
         .keep_columns = rk_job_reward_takes_columns(job),
+        .teacher_column = inputs->of.prompts.teachers.column,
     };
     bool has_class = !rk_config_is_null(job, "data.custom_cls.path");
     char **files = NULL;
@@ -239,9 +241,10 @@ static struct rk_status *load(struct rk_flow_inputs *inputs, const struct rk_con
     struct rk_prompt_inputs *prompts = &inputs->of.prompts;
 
     RK_TRY(rk_flow_load_critic(prompts, inputs, job, job_dir));
-    RK_TRY(rk_flow_load_teacher(prompts, inputs, job, job_dir));
+    RK_TRY(rk_flow_load_teachers(&prompts->teachers, inputs, job, job_dir));
     prompts->adv = rk_adv_find(rk_config_string(job, "algorithm.adv_estimator"));
     RK_TRY(load_datasets(prompts, inputs, job, job_dir));
+    RK_TRY(rk_flow_check_teacher_rows(&prompts->teachers, prompts->train, "data.train_files"));
     RK_TRY(rk_flow_load_reward_model(prompts, inputs, job, job_dir));
     return load_reward(prompts, job, job_dir);
 }
@@ -254,7 +257,7 @@ static void fini(struct rk_flow_inputs *inputs)
     rk_reward_destroy(prompts->reward);
     rk_dataset_destroy(prompts->train);
     rk_dataset_destroy(prompts->val);
-    rk_free(prompts->teacher_path);
+    rk_flow_teachers_fini(&prompts->teachers);
     rk_free(prompts->critic_path);
     rk_json_free(prompts->critic_config);
 }

@@ -139,7 +139,7 @@ static void set_schedule(struct rk_json *options, const struct rk_flow_context *
     rk_free(lr);
 }
 
-static struct rk_json *actor_options(const struct rk_flow_context *ctx)
+static struct rk_json *actor_options(const struct rk_flow_context *ctx, uint32_t role)
 {
     struct rk_json *options = model_options(ctx);
 
@@ -149,12 +149,12 @@ static struct rk_json *actor_options(const struct rk_flow_context *ctx)
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_MOE);
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_ROUTER);
     set_schedule(options, ctx, RK_JOB_ACTOR);
-    set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx, RK_ROLE_ACTOR, rk_job_actor_micro(ctx->job));
-    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, RK_ROLE_ACTOR,
+    set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx, role, rk_job_actor_micro(ctx->job));
+    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, role,
                    rk_job_log_prob_micro(ctx->job, RK_JOB_ROLLOUT));
     set_topk(options, ctx->job);
-    rk_job_set_layout(options, ctx->job, RK_ROLE_ACTOR);
-    rk_job_set_router_replay(options, ctx->job, RK_ROLE_ACTOR);
+    rk_job_set_layout(options, ctx->job, role);
+    rk_job_set_router_replay(options, ctx->job, role);
     if (rk_job_moves_weights(ctx->job))
         rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_RESHARD);
     if (ctx->validates_only)
@@ -162,7 +162,7 @@ static struct rk_json *actor_options(const struct rk_flow_context *ctx)
     return options;
 }
 
-static struct rk_json *ref_options(const struct rk_flow_context *ctx)
+static struct rk_json *ref_options(const struct rk_flow_context *ctx, uint32_t role)
 {
     struct rk_json *options = model_options(ctx);
 
@@ -171,16 +171,16 @@ static struct rk_json *ref_options(const struct rk_flow_context *ctx)
         rk_json_new_bool(rk_job_bool_or(ctx->job, RK_JOB_REF RK_JOB_PARAM_OFFLOAD,
                                         rk_config_bool(ctx->job, RK_JOB_ACTOR RK_JOB_PARAM_OFFLOAD))));
     rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
-    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, RK_ROLE_REF,
+    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, role,
                    rk_job_log_prob_micro(ctx->job, RK_JOB_REF));
-    rk_job_set_layout(options, ctx->job, RK_ROLE_REF);
-    rk_job_set_router_replay(options, ctx->job, RK_ROLE_REF);
+    rk_job_set_layout(options, ctx->job, role);
+    rk_job_set_router_replay(options, ctx->job, role);
     return options;
 }
 
-static struct rk_json *critic_options(const struct rk_flow_context *ctx)
+static struct rk_json *critic_options(const struct rk_flow_context *ctx, uint32_t role)
 {
-    const char *own = rk_flow_own_model(ctx->inputs, RK_ROLE_CRITIC);
+    const char *own = rk_flow_own_model(ctx->inputs, role);
     const char *path = own ? own : ctx->inputs->model_path;
     struct rk_json *options = model_options_of(ctx, path);
 
@@ -191,35 +191,35 @@ static struct rk_json *critic_options(const struct rk_flow_context *ctx)
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_MOE);
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_ROUTER);
     set_schedule(options, ctx, RK_JOB_CRITIC);
-    set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx, RK_ROLE_CRITIC, rk_job_critic_micro(ctx->job));
-    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, RK_ROLE_CRITIC,
-                   rk_job_values_micro(ctx->job));
-    rk_job_set_layout(options, ctx->job, RK_ROLE_CRITIC);
+    set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx, role, rk_job_critic_micro(ctx->job));
+    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, role, rk_job_values_micro(ctx->job));
+    rk_job_set_layout(options, ctx->job, role);
     return options;
 }
 
-static struct rk_json *teacher_options(const struct rk_flow_context *ctx)
+static struct rk_json *teacher_options(const struct rk_flow_context *ctx, uint32_t role)
 {
-    const struct rk_prompt_inputs *prompts = rk_flow_prompt_inputs(ctx->inputs);
-    struct rk_json *options = model_options_of(ctx, prompts->teacher_path);
+    const struct rk_flow_teacher *teacher =
+        rk_flow_teacher_find(&rk_flow_prompt_inputs(ctx->inputs)->teachers, role);
+    struct rk_json *options = model_options_of(ctx, teacher->path);
 
     rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
-    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, RK_ROLE_TEACHER,
-                   rk_job_log_prob_micro(ctx->job, RK_JOB_TEACHER));
+    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, role,
+                   rk_job_log_prob_micro(ctx->job, teacher->role->section));
     set_topk(options, ctx->job);
-    if (prompts->teacher_vocab_size > 0)
-        rk_json_set(options, "model.vocab_size", rk_json_new_int(prompts->teacher_vocab_size));
-    rk_job_set_layout(options, ctx->job, RK_ROLE_TEACHER);
+    if (teacher->vocab_size > 0)
+        rk_json_set(options, "model.vocab_size", rk_json_new_int(teacher->vocab_size));
+    rk_job_set_layout(options, ctx->job, role);
     return options;
 }
 
-static struct rk_json *reward_options(const struct rk_flow_context *ctx)
+static struct rk_json *reward_options(const struct rk_flow_context *ctx, uint32_t role)
 {
-    struct rk_json *options = model_options_of(ctx, rk_flow_own_model(ctx->inputs, RK_ROLE_REWARD));
+    struct rk_json *options = model_options_of(ctx, rk_flow_own_model(ctx->inputs, role));
 
     rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
     rk_json_set(options, "log_prob_max_token_len_per_gpu", rk_json_new_int(rk_job_reward_tokens(ctx->job)));
-    rk_job_set_layout(options, ctx->job, RK_ROLE_REWARD);
+    rk_job_set_layout(options, ctx->job, role);
     return options;
 }
 
@@ -237,11 +237,12 @@ static void set_weights_source(struct rk_json *options, const struct rk_config *
 }
 
 /* A rollout that shares the actor's weights, or one with separate weights in a separate mesh. */
-static struct rk_json *rollout_options(const struct rk_flow_context *ctx)
+static struct rk_json *rollout_options(const struct rk_flow_context *ctx, uint32_t role)
 {
     bool has_weights = rk_job_moves_weights(ctx->job);
     struct rk_json *options = has_weights ? model_options(ctx) : rk_json_new_object();
 
+    (void)role;
     if (has_weights) {
         rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
         rk_json_set(options, "rollout.load_format", rk_json_new_string("dummy"));
@@ -262,10 +263,13 @@ static struct rk_json *rollout_options(const struct rk_flow_context *ctx)
  * that the others leave free. */
 static const struct {
     uint32_t role;
-    struct rk_json *(*options)(const struct rk_flow_context *ctx);
+    struct rk_json *(*options)(const struct rk_flow_context *ctx, uint32_t role);
 } models[] = {
-    {RK_ROLE_ACTOR, actor_options},   {RK_ROLE_REF, ref_options},         {RK_ROLE_CRITIC, critic_options},
-    {RK_ROLE_REWARD, reward_options}, {RK_ROLE_TEACHER, teacher_options}, {RK_ROLE_ROLLOUT, rollout_options},
+    {RK_ROLE_ACTOR, actor_options},       {RK_ROLE_REF, ref_options},
+    {RK_ROLE_CRITIC, critic_options},     {RK_ROLE_REWARD, reward_options},
+    {RK_ROLE_TEACHER, teacher_options},   {RK_ROLE_TEACHER_2, teacher_options},
+    {RK_ROLE_TEACHER_3, teacher_options}, {RK_ROLE_TEACHER_4, teacher_options},
+    {RK_ROLE_ROLLOUT, rollout_options},
 };
 
 /* --- their memory in total --- */
@@ -274,7 +278,7 @@ static struct rk_json *model_options_find(const struct rk_flow_context *ctx, uin
 {
     for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
         if (models[i].role == role)
-            return models[i].options(ctx);
+            return models[i].options(ctx, role);
     }
     RK_ASSERT(!"a role of the table");
     return NULL;
@@ -358,7 +362,7 @@ struct rk_status *rk_flow_setup(struct rk_flow_context *ctx)
         if (!rk_job_role_has_model(ctx->job, models[i].role))
             continue;
         RK_TRY(rk_flow_call(ctx, rk_job_role(models[i].role)->name, "init_model", NULL,
-                            models[i].options(ctx), NULL, &result));
+                            models[i].options(ctx, models[i].role), NULL, &result));
         rk_driver_result_fini(&result);
     }
     return NULL;

@@ -28,6 +28,20 @@ struct rk_flow_reward_model {
     int64_t now_s;                  /* time for templates that render the date */
 };
 
+/* The teachers of a job. */
+struct rk_flow_teachers {
+    int32_t count;
+    struct rk_flow_teacher {
+        const struct rk_job_role *role;
+        const char *key; /* borrowed from the job; "": it has none, and is the only teacher */
+        char *path;      /* of its model */
+        /* Number of ids to which its probabilities are restricted if its vocabulary is larger than the
+         * student's; 0: all. */
+        int64_t vocab_size;
+    } items[RK_JOB_TEACHERS_MAX];
+    const char *column; /* of the data, with the key of the row's teacher */
+};
+
 /* Additional inputs of a job with prompts. */
 struct rk_prompt_inputs {
     struct rk_dataset *train, *val; /* val: NULL without data.val_files */
@@ -36,10 +50,7 @@ struct rk_prompt_inputs {
     const struct rk_adv_ops *adv;
     char *critic_path;             /* of critic.model.path; NULL: the model is the actor's */
     struct rk_json *critic_config; /* its config.json; NULL: no critic_path, or not on this machine */
-    char *teacher_path;            /* of distillation.teacher.model.path; NULL: no teacher */
-    /* Number of ids to which the teacher's probabilities are restricted if its vocabulary is larger than the
-     * student's; 0: all. */
-    int64_t teacher_vocab_size;
+    struct rk_flow_teachers teachers;
 };
 
 /* Additional inputs of a job with examples. */
@@ -140,10 +151,19 @@ struct rk_status *rk_flow_check_same_tokens(const struct rk_flow_model_dir *dir,
 struct rk_status *rk_flow_load_critic(struct rk_prompt_inputs *out, const struct rk_flow_inputs *inputs,
                                       const struct rk_config *job, const char *job_dir) RK_NODISCARD;
 
-/* Checks the teacher, if the job has one: its directory, and that its vocabulary equals the student's except
+/* Checks the job's teachers: the directory of each, and that its vocabulary equals the student's except
  * for padding (flow_teacher.c). INVALID_ARGUMENT names the file and the difference. */
-struct rk_status *rk_flow_load_teacher(struct rk_prompt_inputs *out, const struct rk_flow_inputs *inputs,
-                                       const struct rk_config *job, const char *job_dir) RK_NODISCARD;
+struct rk_status *rk_flow_load_teachers(struct rk_flow_teachers *out, const struct rk_flow_inputs *inputs,
+                                        const struct rk_config *job, const char *job_dir) RK_NODISCARD;
+void rk_flow_teachers_fini(struct rk_flow_teachers *teachers);
+/* NULL: the job has no such teacher. */
+const struct rk_flow_teacher *rk_flow_teacher_find(const struct rk_flow_teachers *teachers, uint32_t role);
+/* Index of the teacher of a row of the data. INVALID_ARGUMENT names the value and the keys. */
+struct rk_status *rk_flow_choose_teacher(int64_t *out, const struct rk_flow_teachers *teachers,
+                                         const struct rk_dataset_row *row) RK_NODISCARD;
+/* The same of all rows; warns of a teacher that has none. */
+struct rk_status *rk_flow_check_teacher_rows(const struct rk_flow_teachers *teachers,
+                                             struct rk_dataset *dataset, const char *key) RK_NODISCARD;
 
 /* --- the reward model of a job (flow_reward_model.c, flow_rm_score.c) --- */
 /* Call after the prompts are loaded. INVALID_ARGUMENT for a directory without a score head, and for a

@@ -28,6 +28,21 @@ static struct rk_status *take_prompts(struct rk_flow_context *ctx)
 
 const struct rk_flow_step rk_step_prompts = {"prompts", NULL, takes_one_batch, take_prompts};
 
+/* The teacher of each row, if there are several. */
+static struct rk_status *add_teachers(struct rk_flow_context *ctx)
+{
+    const struct rk_flow_teachers *teachers = &rk_flow_prompt_inputs(ctx->inputs)->teachers;
+    void *chosen;
+
+    if (teachers->count < 2)
+        return NULL;
+    RK_TRY(rk_batch_add_dense(ctx->batch, RK_FLOW_TEACHER, RK_DTYPE_I64, 1, &ctx->num_rows, &chosen));
+    for (int64_t row = 0; row < ctx->num_rows; row++)
+        RK_TRY(rk_flow_choose_teacher(&((int64_t *)chosen)[row], teachers,
+                                      rk_flow_prompt_state(ctx)->rows[row / ctx->num_samples]));
+    return NULL;
+}
+
 struct rk_status *rk_flow_add_identity(struct rk_flow_context *ctx)
 {
     const char **uids = rk_flow_scratch(ctx, (size_t)ctx->num_rows, sizeof(*uids));
@@ -48,7 +63,7 @@ struct rk_status *rk_flow_add_identity(struct rk_flow_context *ctx)
         ((int64_t *)index)[row] = row / ctx->num_samples;
         ((int64_t *)session)[row] = row % ctx->num_samples;
     }
-    return NULL;
+    return add_teachers(ctx);
 }
 
 struct rk_status *rk_flow_answer(struct rk_batch **out, struct rk_flow_context *ctx,

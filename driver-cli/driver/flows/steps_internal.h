@@ -14,6 +14,8 @@ extern const struct rk_flow_step rk_step_token_rewards, rk_step_rollout_correcti
 extern const struct rk_flow_step rk_step_examples, rk_step_update_sft, rk_step_update_dpo,
     rk_step_example_metrics, rk_step_validate_sft, rk_step_validate_dpo;
 
+/* Column of the batch, of a job with several teachers: the index of the row's. */
+#define RK_FLOW_TEACHER "teacher"
 /* Column of the batch: response_mask before rollout correction rejected tokens. */
 #define RK_FLOW_SCORED_MASK "scored_mask"
 
@@ -71,6 +73,8 @@ void rk_flow_drop_routes(struct rk_json *options, const struct rk_flow_context *
 /* Runs the method over the rows' tokens, or takes the result of the pass that was started for the role. */
 struct rk_status *rk_flow_run_pass(struct rk_flow_context *ctx, const struct rk_flow_pass *pass,
                                    struct rk_driver_result *result) RK_NODISCARD;
+/* Whether the role shares no rank with the actor or a started pass. */
+bool rk_flow_can_start(const struct rk_flow_context *ctx, uint32_t role);
 /* Starts the pass if the role shares no rank with the actor or another started pass: it then runs
  * concurrently and uses other devices. Otherwise it only frees the options. */
 struct rk_status *rk_flow_start_pass(struct rk_flow_context *ctx,
@@ -86,11 +90,11 @@ struct rk_future *rk_flow_take_started(struct rk_flow_context *ctx, uint32_t rol
 void rk_flow_drop_passes(struct rk_flow_context *ctx);
 /* Whether no rank belongs to both meshes. */
 bool rk_flow_are_apart(const struct rk_mesh *a, const struct rk_mesh *b);
-/* The passes that do not depend on another one's result: those of the teacher, the reference and the critic.
- * The options are the caller's. */
+/* The passes that do not depend on another one's result: those of the reference, the critic (the options are
+ * the caller's) and the teachers. */
 struct rk_flow_pass rk_flow_ref_pass(const struct rk_flow_context *ctx);
-struct rk_flow_pass rk_flow_teacher_pass(const struct rk_flow_context *ctx);
 struct rk_flow_pass rk_flow_values_pass(const struct rk_flow_context *ctx);
+struct rk_status *rk_flow_start_teachers(struct rk_flow_context *ctx) RK_NODISCARD;
 /* Starts those of them that can run concurrently with the actor's. */
 extern const struct rk_flow_step rk_step_start_passes;
 /* ABORTED (reason NON_FINITE) if the column, [num_rows, R], has such a value under the mask. */
@@ -141,7 +145,8 @@ struct rk_status *rk_flow_generate(struct rk_batch **out, struct rk_flow_context
 struct rk_status *rk_flow_answer(struct rk_batch **out, struct rk_flow_context *ctx,
                                  const struct rk_dataset_row *const *prompts, int64_t num_prompts,
                                  int64_t first_stream) RK_NODISCARD;
-/* Columns uid, index and session of the step's batch, whose groups are in the order of the step's prompts. */
+/* Columns uid, index and session of the step's batch, whose groups are in the order of the step's prompts,
+ * and the teacher of each row if there are several. */
 struct rk_status *rk_flow_add_identity(struct rk_flow_context *ctx) RK_NODISCARD;
 bool rk_flow_filters_groups(const struct rk_flow_context *ctx); /* algorithm.filter_groups.enable */
 

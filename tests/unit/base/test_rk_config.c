@@ -306,6 +306,43 @@ static void test_config_foreign_rows(void **state)
     }
 }
 
+/* Goal: names of a section are numbered in the order in which they come, in each section from the start; a
+ * name for whose number there is no key has the next row. */
+static void test_config_foreign_names_are_numbered(void **state)
+{
+    static const struct rk_config_key numbered[] = {
+        {"pet.size", RK_CONFIG_INT, "0", 0, 0, NULL, 0, ""},
+        {"pet.kind", RK_CONFIG_STRING, "\"\"", 0, 0, NULL, 0, ""},
+        {"pet_2.size", RK_CONFIG_INT, "0", 0, 0, NULL, 0, ""},
+        {"pet_2.kind", RK_CONFIG_STRING, "\"\"", 0, 0, NULL, 0, ""},
+    };
+    static const struct rk_config_foreign foreign[] = {
+        {"pets.*.size", RK_CONFIG_FOREIGN_SAME, "*", "pet#.size", "a size"},
+        {"pets.*.deep.kind", RK_CONFIG_FOREIGN_SAME, "*", "pet#.kind", "a kind"},
+        {"pets.*", RK_CONFIG_FOREIGN_REFUSED, "*", NULL, "at most two"},
+    };
+    const char *overrides[] = {"+pets.cat.size=1", "+pets.dog.deep.kind=loud", "+pets.cat.deep.kind=quiet",
+                               "+pets.dog.size=2", "+pets.fish.size=3"};
+    struct rk_config_source source = {.keys = numbered,
+                                      .num_keys = RK_ARRAY_LEN(numbered),
+                                      .foreign = foreign,
+                                      .num_foreign = RK_ARRAY_LEN(foreign),
+                                      .overrides = overrides,
+                                      .num_overrides = 4};
+    struct rk_config *config;
+
+    (void)state;
+    assert_ok(rk_config_load(&config, &source));
+    assert_int_equal(rk_config_int(config, "pet.size"), 1);
+    assert_string_equal(rk_config_string(config, "pet.kind"), "quiet");
+    assert_int_equal(rk_config_int(config, "pet_2.size"), 2);
+    assert_string_equal(rk_config_string(config, "pet_2.kind"), "loud");
+    rk_config_destroy(config);
+    source.num_overrides = 5;
+    assert_fails(rk_config_load(&config, &source), RK_INVALID_ARGUMENT,
+                 "pets.fish.size: 3 is not supported: at most two");
+}
+
 /* Goal: a number and its text are the same value; bounds with "_" are not changed. */
 static void test_config_number_as_text(void **state)
 {
@@ -828,6 +865,7 @@ int main(void)
         cmocka_unit_test(test_config_load_flags_are_read_as_by_hydra),
         cmocka_unit_test(test_config_load_flags_know_python_and_pluses),
         cmocka_unit_test(test_config_foreign_rows),
+        cmocka_unit_test(test_config_foreign_names_are_numbered),
         cmocka_unit_test(test_config_number_as_text),
         cmocka_unit_test(test_config_load_rejects_table),
         cmocka_unit_test(test_config_load_collects_all_problems),

@@ -290,7 +290,7 @@ static void test_flow_inputs_teacher_has_the_vocabulary_of_the_student(void **st
         else
             assert_ok(rk_flow_inputs_load(&inputs, job, "/"));
         if (!cases[i].message)
-            assert_int_equal(rk_flow_prompt_inputs(&inputs)->teacher_vocab_size, cases[i].limit);
+            assert_int_equal(rk_flow_prompt_inputs(&inputs)->teachers.items[0].vocab_size, cases[i].limit);
         rk_flow_inputs_fini(&inputs);
         rk_free(changed);
         rk_free(size);
@@ -321,6 +321,69 @@ static void test_flow_inputs_topk_beyond_the_vocabulary_is_refused(void **state)
     assert_ok(rk_flow_inputs_load(&inputs, job, "/"));
     rk_flow_inputs_fini(&inputs);
     rk_config_destroy(job);
+    teacher_fixture_fini(&f);
+}
+
+#define KEYS(a, b) \
+    RK_JOB_TEACHER_2 "model.path=/elsewhere", RK_JOB_TEACHER "key=" a, RK_JOB_TEACHER_2 "key=" b
+#define COLUMN RK_JOB_TEACHER_COLUMN "="
+
+/* Goal: of several teachers every row of the data chooses one, by the column that the job names and as text;
+ * a row that cannot is named with its value and the keys. The only teacher has all rows. */
+static void test_flow_inputs_rows_choose_their_teacher(void **state)
+{
+    static const struct {
+        const char *row;        /* members of the second of two rows besides prompt and ground truth */
+        const char *changes[4]; /* of the job */
+        int64_t teacher;        /* of that row; -1: refused */
+        const char *message;
+    } cases[] = {
+        {"\"data_source\": \"b\"", {KEYS("a", "b")}, 1, NULL},
+        {"\"data_source\": \"a\"", {KEYS("a", "b")}, 0, NULL},
+        {"\"data_source\": \"a\"", {KEYS("b", "a"), COLUMN "data_source"}, 1, NULL},
+        {"\"data_source\": \"x\", \"domain\": \"b\"", {KEYS("0", "b"), COLUMN "domain"}, 1, NULL},
+        {"\"domain\": 7", {KEYS("0", "7"), COLUMN "domain"}, 1, NULL},
+        {"\"data_source\": \"c\"",
+         {KEYS("a", "b")},
+         -1,
+         "data.jsonl:2: data_source: no teacher has the key 'c'; the keys are 'a', 'b'"},
+        {"\"data_source\": \"A\"", {KEYS("a", "b")}, -1, "no teacher has the key 'A'"},
+        {"\"domain\": \"a\"", {KEYS("a", "b")}, -1, "data.jsonl:2: data_source: the row has no value"},
+        {"\"domain\": null", {KEYS("0", "b"), COLUMN "domain"}, -1, "domain: the row has no value"},
+        {"\"data_source\": \"c\"", {RK_JOB_TEACHER "key=a"}, 0, NULL},
+    };
+    struct teacher_fixture f;
+
+    (void)state;
+    teacher_fixture_init(&f, "teacher_elsewhere");
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        static const char row[] = "{\"prompt\": \"1\", \"reward_model\": {\"ground_truth\": \"1\"}, ";
+        char *text = rk_format("%s\"data_source\": \"a\", \"domain\": 0}\n%s%s}\n", row, row, cases[i].row);
+        const char *overrides[RK_ARRAY_LEN(f.overrides) + 5] = {0};
+        size_t count = RK_ARRAY_LEN(f.overrides);
+        struct rk_flow_inputs inputs;
+        struct rk_config *job;
+        int64_t teacher = -1;
+
+        print_message("%s\n", cases[i].row);
+        rk_test_write_file(f.data, text, strlen(text));
+        memcpy(overrides, f.overrides, sizeof(f.overrides));
+        for (size_t k = 0; k < RK_ARRAY_LEN(cases[i].changes) && cases[i].changes[k]; k++)
+            overrides[count++] = cases[i].changes[k];
+        overrides[count++] = "data.shuffle=false";
+        assert_ok(rk_job_load(&job, NULL, overrides, (int64_t)count));
+        if (cases[i].message) {
+            assert_fails(rk_flow_inputs_load(&inputs, job, "/"), RK_INVALID_ARGUMENT, cases[i].message);
+        } else {
+            assert_ok(rk_flow_inputs_load(&inputs, job, "/"));
+            assert_ok(rk_flow_choose_teacher(&teacher, &inputs.of.prompts.teachers,
+                                             rk_dataset_at(inputs.of.prompts.train, 0, 1)));
+        }
+        assert_int_equal(teacher, cases[i].teacher);
+        rk_flow_inputs_fini(&inputs);
+        rk_config_destroy(job);
+        rk_free(text);
+    }
     teacher_fixture_fini(&f);
 }
 
@@ -653,6 +716,7 @@ int main(void)
         cmocka_unit_test(test_flow_inputs_workload),
         cmocka_unit_test(test_flow_inputs_teacher_has_the_vocabulary_of_the_student),
         cmocka_unit_test(test_flow_inputs_topk_beyond_the_vocabulary_is_refused),
+        cmocka_unit_test(test_flow_inputs_rows_choose_their_teacher),
         cmocka_unit_test(test_flow_inputs_reward_model_has_a_head_and_tokens),
         cmocka_unit_test(test_flow_inputs_critic_has_a_head_and_the_vocabulary),
         cmocka_unit_test(test_flow_inputs_refuse_what_is_known),

@@ -9,7 +9,7 @@
 #define DISTILL "distillation.distillation_loss."
 #define TEACHER "distillation.teacher.model.path=teacher"
 #define ON      "distillation.enabled=true", TEACHER
-#define MAX     5
+#define MAX     6
 
 static struct rk_config *load(const char *const changes[MAX])
 {
@@ -111,12 +111,77 @@ static void test_distill_teacher_and_topk_follow_the_keys(void **state)
     }
 }
 
+#define SECOND "distillation.teacher_2."
+#define TWO    ON, SECOND "model.path=other"
+#define KEY    "distillation.teacher.key="
+
+/* Goal: several teachers have a key each, no two the same; one teacher needs none. A teacher without a model
+ * is an error, not a smaller number of teachers. */
+static void test_distill_several_teachers_have_a_key_each(void **state)
+{
+    static const struct {
+        const char *changes[MAX];
+        const char *message; /* NULL: fine */
+    } cases[] = {
+        {{TWO, KEY "a", SECOND "key=b"}, NULL},
+        {{"algorithm.use_opd=true", TEACHER, SECOND "model.path=other", KEY "a", SECOND "key=b"}, NULL},
+        {{ON, KEY "a"}, NULL},
+        {{"distillation.enabled=true", SECOND "model.path=other"}, NULL},
+        {{TWO}, "set distillation.teacher.key: of several teachers a row takes the one whose key"},
+        {{TWO, KEY "a"}, "set distillation.teacher_2.key"},
+        {{TWO, KEY "a", SECOND "key=a"},
+         "distillation.teacher_2.key=a: distillation.teacher.key has the same value"},
+        {{ON, KEY "a", SECOND "key=b"},
+         "distillation.teacher_2.key has no effect: set distillation.teacher_2.model.path"},
+        {{ON, SECOND "megatron.tensor_model_parallel_size=2"},
+         "distillation.teacher_2.megatron.tensor_model_parallel_size has no effect: set "
+         "distillation.teacher_2"},
+        {{SECOND "model.path=other"}, "model.path has no effect, since the job has no teacher"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *job = load(cases[i].changes);
+        struct rk_str problems = {0};
+
+        print_message("%s\n", cases[i].message ? cases[i].message : "fine");
+        rk_job_distill_check(job, 4, &problems);
+        rk_job_role_keys_check(job, 4, &problems);
+        if (cases[i].message)
+            assert_non_null(strstr(rk_str_text(&problems), cases[i].message));
+        else
+            assert_string_equal(rk_str_text(&problems), "");
+        rk_str_fini(&problems);
+        rk_config_destroy(job);
+    }
+}
+
+/* Goal: the roles of the teachers that have a model, in order, with their own sizes. */
+static void test_distill_a_role_for_each_teacher(void **state)
+{
+    struct rk_config *job = load((const char *const[MAX]){TWO, SECOND "megatron.tensor_model_parallel_size=2",
+                                                          "distillation.teacher_4.model.path=last"});
+    struct rk_job_teachers teachers = rk_job_teachers(job);
+
+    (void)state;
+    assert_int_equal(teachers.count, 3);
+    assert_string_equal(teachers.items[0]->name, "teacher");
+    assert_string_equal(teachers.items[1]->name, "teacher_2");
+    assert_string_equal(teachers.items[2]->name, "teacher_4");
+    assert_false(rk_job_role_needed(job, RK_ROLE_TEACHER_3));
+    assert_int_equal(rk_job_role_size(job, RK_ROLE_TEACHER, RK_AXIS_TP), 1);
+    assert_int_equal(rk_job_role_size(job, RK_ROLE_TEACHER_2, RK_AXIS_TP), 2);
+    rk_config_destroy(job);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_distill_rule_names_contradictions),
         cmocka_unit_test(test_distill_values_out_of_range_name_their_key),
         cmocka_unit_test(test_distill_teacher_and_topk_follow_the_keys),
+        cmocka_unit_test(test_distill_several_teachers_have_a_key_each),
+        cmocka_unit_test(test_distill_a_role_for_each_teacher),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

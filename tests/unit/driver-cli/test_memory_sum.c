@@ -114,10 +114,10 @@ static void test_sum_of_roles_that_fit(void **state)
     rk_memory_sum_format(&sum, &table);
     assert_string_equal(rk_str_text(&table),
                         "memory plan of rank 1, the fullest of 2, in GiB:\n"
-                        "          parameters  optimizer  activations  kv_cache  workspace     added\n"
-                        "actor           2.00       1.00            -         -       1.00      4.00\n"
-                        "critic          1.00          -         1.00         -       1.00      2.00\n"
-                        "rollout            -          -            -      3.00          -      3.00\n"
+                        "           parameters  optimizer  activations  kv_cache  workspace     added\n"
+                        "actor            2.00       1.00            -         -       1.00      4.00\n"
+                        "critic           1.00          -         1.00         -       1.00      2.00\n"
+                        "rollout             -          -            -      3.00          -      3.00\n"
                         "sum 9.00 of 10.00 free, 1.00 left\n");
     rk_str_fini(&table);
     rk_memory_sum_fini(&sum);
@@ -151,10 +151,10 @@ static void test_table_shows_what_roles_give_back(void **state)
     assert_ok(rk_memory_sum_check(&sum));
     rk_memory_sum_format(&sum, &table);
     assert_string_equal(rk_str_text(&table), "memory plan of rank 0, the fullest of 1, in GiB:\n"
-                                             "          parameters  optimizer      away     added\n"
-                                             "actor           2.00       3.00      5.00      5.00\n"
-                                             "ref             2.00          -         -      2.00\n"
-                                             "critic          2.00       2.00      4.00         -\n"
+                                             "           parameters  optimizer      away     added\n"
+                                             "actor            2.00       3.00      5.00      5.00\n"
+                                             "ref              2.00          -         -      2.00\n"
+                                             "critic           2.00       2.00      4.00         -\n"
                                              "sum 7.00 of 8.00 free, 1.00 left\n");
     rk_str_fini(&table);
     rk_memory_sum_fini(&sum);

@@ -512,7 +512,7 @@ static void test_verl_features_that_rankd_lacks_are_refused(void **state)
     }
 }
 
-/* Goal: several teachers, of which one would be lost, are refused; one of any name is taken. */
+/* Goal: teachers of any names become rankd's, in their order, each with its keys; a fifth is refused. */
 static void test_verl_teachers_have_any_name(void **state)
 {
     static const char *const one[] = {"data.train_files=a",
@@ -521,8 +521,22 @@ static void test_verl_teachers_have_any_name(void **state)
                                       TEACHERS "math.key=openai/gsm8k",
                                       TEACHERS "math.inference.tensor_model_parallel_size=2",
                                       NULL};
-    static const char *const two[] = {"data.train_files=a", TEACHERS "math.model_path=org/math",
-                                      TEACHERS "code.model_path=org/code", NULL};
+    static const char *const two[] = {"data.train_files=a",
+                                      "+" TEACHERS "math.key=openai/gsm8k",
+                                      "+" TEACHERS "code.inference.tensor_model_parallel_size=4",
+                                      "+" TEACHERS "math.model_path=org/math",
+                                      "+" TEACHERS "code.model_path=org/code",
+                                      "+" TEACHERS "code.key=codeforces",
+                                      "+" TEACHERS "code.num_replicas=2",
+                                      "distillation.teacher_key=domain",
+                                      NULL};
+    static const char *const five[] = {"data.train_files=a",
+                                       TEACHERS "a.model_path=a",
+                                       TEACHERS "b.model_path=b",
+                                       TEACHERS "c.model_path=c",
+                                       TEACHERS "d.model_path=d",
+                                       TEACHERS "e.model_path=e",
+                                       NULL};
     struct rk_config *job;
 
     (void)state;
@@ -530,7 +544,18 @@ static void test_verl_teachers_have_any_name(void **state)
     assert_string_equal(rk_config_string(job, RK_JOB_TEACHER "model.path"), "org/math");
     assert_int_equal(rk_config_int(job, RK_JOB_TEACHER RK_JOB_TP), 2);
     rk_config_destroy(job);
-    assert_fails(load(&job, two), RK_INVALID_ARGUMENT, "only one teacher is supported");
+    assert_ok(load(&job, two));
+    assert_string_equal(rk_config_string(job, RK_JOB_TEACHER "model.path"), "org/math");
+    assert_string_equal(rk_config_string(job, RK_JOB_TEACHER "key"), "openai/gsm8k");
+    assert_true(rk_config_is_null(job, RK_JOB_TEACHER RK_JOB_TP));
+    assert_string_equal(rk_config_string(job, RK_JOB_TEACHER_2 "model.path"), "org/code");
+    assert_string_equal(rk_config_string(job, RK_JOB_TEACHER_2 "key"), "codeforces");
+    assert_int_equal(rk_config_int(job, RK_JOB_TEACHER_2 RK_JOB_TP), 4);
+    assert_string_equal(rk_config_string(job, RK_JOB_TEACHER_COLUMN), "domain");
+    rk_config_destroy(job);
+    assert_fails(
+        load(&job, five), RK_INVALID_ARGUMENT,
+        "distillation.teacher_models.e.model_path: \"e\" is not supported: a job has at most 4 teachers");
 }
 
 /* Goal: keys of verl's scripts that were refused or unknown have the effect of rankd's keys. */
@@ -638,9 +663,10 @@ static void test_misspelt_keys_are_refused(void **state)
         {"critic.checkpoint.save_content=[]", "critic.checkpoint.save_content: unknown key"},
         {"distillation.enable=true", "distillation.enable: unknown key; did you mean 'enabled'?"},
         {"distillation.teacher.model.pth=a", "teacher.model.pth: unknown key; did you mean 'path'?"},
-        {TEACHERS "teacher_model.model_pth=a", "model_pth: \"a\" is not supported: a teacher has model_path"},
+        {TEACHERS "teacher_model.model_pth=a",
+         "model_pth: \"a\" is not supported: a job has at most 4 teachers, each with model_path"},
         {TEACHERS "teacher_model.inference.nam=a",
-         "inference.nam: \"a\" is not supported: a teacher has model_path"},
+         "inference.nam: \"a\" is not supported: a job has at most 4 teachers, each with"},
         {"reward.reward_model.model_pth=a",
          "reward_model.model_pth: unknown key; did you mean 'model_path'?"},
         {"reward.reward_model.rollout.nam=a", "rollout.nam: unknown key; did you mean"},

@@ -182,7 +182,8 @@ static void test_rpcs_are_paths_of_known_services(void **state)
 
 static void test_role_parse_and_name_are_inverse(void **state)
 {
-    static const char *const names[] = {"actor", "rollout", "ref", "critic", "reward", "teacher"};
+    static const char *const names[] = {"actor",   "rollout",   "ref",       "critic",   "reward",
+                                        "teacher", "teacher_2", "teacher_3", "teacher_4"};
     uint32_t all = 0;
 
     (void)state;
@@ -211,6 +212,9 @@ static const struct {
      "expected one of actor, ref, critic, reward, teacher"},
     {"actr", "infer_batch", RK_NOT_FOUND, "UNKNOWN_ROLE", "unknown role 'actr'"},
     {"teacher", "compute_teacher_log_prob", RK_OK, "", NULL},
+    {"teacher_4", "compute_teacher_log_prob", RK_OK, "", NULL},
+    {"teacher_2", "compute_ref_log_prob", RK_OK, "", NULL},
+    {"teacher_5", "compute_ref_log_prob", RK_NOT_FOUND, "UNKNOWN_ROLE", "unknown role 'teacher_5'"},
     {"ref", "compute_teacher_log_prob", RK_INVALID_ARGUMENT, "", "expected one of teacher"},
     {"actor", "update_actr", RK_NOT_FOUND, "UNKNOWN_METHOD",
      "unknown method 'update_actr', expected one of init_model"},

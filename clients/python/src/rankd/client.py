@@ -71,6 +71,9 @@ class Client:
         self.critic = Critic(self, "critic")
         self.reward = Reward(self, "reward")
         self.teacher = Teacher(self, "teacher")
+        self.teacher_2 = Teacher(self, "teacher_2")
+        self.teacher_3 = Teacher(self, "teacher_3")
+        self.teacher_4 = Teacher(self, "teacher_4")
 
     def __enter__(self) -> "Client":
         return self
