@@ -369,11 +369,13 @@ static struct rk_status *check_place(const struct rk_ckpt_manifest *manifest, co
     int64_t step;
 
     if (strcmp(manifest->role, name) != 0)
-        st = RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED", "'%s' is a part of role '%s'", part_dir,
-                            manifest->role);
+        st = RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED",
+                            "'%s' holds a part of role '%s', expected role '%s'", part_dir, manifest->role,
+                            name);
     else if (rk_ckpt_step_parse(step_dir, &step) && step != manifest->global_step)
-        st = RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED", "'%s' is of global_step %lld", part_dir,
-                            (long long)manifest->global_step);
+        st = RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED",
+                            "'%s' holds a part of global_step %lld, expected %lld", part_dir,
+                            (long long)manifest->global_step, (long long)step);
     rk_free(step_dir);
     return st;
 }

@@ -83,7 +83,7 @@ struct rk_config_source {
     int64_t num_foreign;
     const struct rk_config_preset *presets;
     int64_t num_presets;
-    /* Told of every row that is applied to a given key, in place of a log line; NULL: warnings are logged.
+    /* Optional: called for every row that is applied to a given key; NULL: warnings are logged instead.
      * `to` is the key that got the value, or NULL. */
     void (*on_foreign)(void *user, const struct rk_config_foreign *row, const char *path,
                        const struct rk_json *value, const char *to);

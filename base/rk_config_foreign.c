@@ -177,7 +177,7 @@ static void prune(struct rk_config_loader *loader, char *path)
     }
 }
 
-/* Two keys that one pattern gives to one key, with different values, are a contradiction. */
+/* Reports two foreign keys that a pattern renames to the same key, if their values differ. */
 static void check_alias(struct rk_config_loader *loader, const struct rk_config_foreign *row, const char *to,
                         const struct rk_config_place *place, const char *path, const struct rk_json *value)
 {
@@ -241,8 +241,8 @@ static void tell(const struct rk_config_loader *loader, const struct rk_config_f
     rk_free(text);
 }
 
-/* The key that got the value may be another product's as well; but a value in place of a section
- * ("algorithm=sft") is not done with before its members are known. */
+/* Whether rows apply to `to` as well, which may be a key of the other product, too. Not for a value in place
+ * of a section ("algorithm=sft"), whose members are not known yet. */
 static bool continues_at(const struct rk_config_foreign *row, const char *to)
 {
     size_t bytes = strlen(row->path);
@@ -384,7 +384,7 @@ struct paths {
     RK_ARRAY(char *) items;
 };
 
-/* Members whose names no path can say. */
+/* Whether a member's name has a dot, so that no path can name it. */
 static bool has_dotted_member(const struct rk_json *section)
 {
     for (void *it = rk_json_iter(section); it; it = rk_json_iter_next(section, it)) {

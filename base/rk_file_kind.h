@@ -1,6 +1,5 @@
-/* What a file or directory is that was given instead of a model's, and what to do about it: predicates for
- * messages, "is a git-lfs pointer, not the file: run 'git lfs pull' ...".
- */
+/* The kind of a file or directory that was given in place of a model's, with advice: predicates for messages,
+ * "is a git-lfs pointer, not the file itself: run 'git lfs pull' ..." */
 #ifndef RK_FILE_KIND_H
 #define RK_FILE_KIND_H
 
@@ -11,10 +10,10 @@
 
 RK_BEGIN_DECLS
 
-/* By its first bytes, up to RK_FILE_KIND_BYTES; NULL: they tell nothing. */
+/* The kind by a file's first bytes, up to RK_FILE_KIND_BYTES; NULL: a model's file, or unknown. */
 #define RK_FILE_KIND_BYTES 64
 const char *rk_file_kind_of(const void *data, size_t bytes);
-/* Of a regular file; NULL also if it cannot be read. */
+/* The kind of a regular file; NULL also if it cannot be read. */
 const char *rk_file_kind(const char *path);
 /* Of a path that should be a directory with *.safetensors: a file, or a directory with something else
  * (adapter, GGUF, pickled weights, weight files that are git-lfs pointers); rk_free it. NULL if the directory

@@ -8,12 +8,12 @@
 
 RK_BEGIN_DECLS
 
-/* "127.0.0.1" for the name localhost, which no resolver is asked for: a new root file system has no
- * /etc/hosts. Every other host as it is. */
+/* "127.0.0.1" for the name localhost, without a resolver, since a new root file system has no /etc/hosts;
+ * every other host unchanged. */
 const char *rk_net_host(const char *host);
-/* "HOST:PORT" with that of its host; rk_free it. */
+/* "HOST:PORT" with rk_net_host of its host; rk_free it. */
 char *rk_net_address(const char *address);
-/* getaddrinfo for a stream socket, with `flags` (AI_PASSIVE, AI_NUMERICSERV) and the above. `port` may be
+/* getaddrinfo of rk_net_host(host) for a stream socket; `flags`: AI_PASSIVE, AI_NUMERICSERV. `port` may be
  * NULL. Returns 0, or a code for gai_strerror; freeaddrinfo the list. */
 int rk_net_resolve(struct addrinfo **out, const char *host, const char *port, int flags);
 

@@ -15,7 +15,7 @@ RK_BEGIN_DECLS
 
 /* A line of a token file, "admin:TOKEN", with 256 random bits; rk_free it. */
 struct rk_status *rk_make_token(char **line) RK_NODISCARD;
-/* Creates or replaces a file; from its beginning on it has no more rights than `mode`. */
+/* Creates or replaces a file; the file never has more permissions than `mode`. */
 struct rk_status *rk_write_secret(const char *path, const char *text, mode_t mode) RK_NODISCARD;
 
 RK_END_DECLS

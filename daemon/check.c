@@ -84,8 +84,9 @@ bool rk_settings_generates_token(const struct rk_settings *settings)
            settings->listen.is_local && !settings->asks_certificates;
 }
 
-/* As of an abstract socket (rk_listen_check_policy), but 127.0.0.1 is the default, for a first try on one's
- * own machine. */
+/* Every local user can connect, as to an abstract socket, which is refused without tokens
+ * (rk_listen_check_policy); 127.0.0.1 is the default, for a first try on one's own machine, so it only warns.
+ */
 void rk_settings_warn_open(const struct rk_settings *settings)
 {
     const struct rk_listen *listen = &settings->listen;

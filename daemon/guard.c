@@ -27,8 +27,8 @@
 #define FLUSH_NS         (500 * 1000000LL) /* at the end */
 #define TCP_FILES        3                 /* per connection: its own and a pair */
 #define UNIX_FILES       2                 /* its own, which gRPC owns, and a copy to detect its end */
-#define TCP_BACKLOG      128               /* what waits here for RK_GUARD_ACCEPTS_RATE */
-#define UNIX_BACKLOG     1024              /* a full one is an error for the client */
+#define TCP_BACKLOG      128               /* connections that wait for RK_GUARD_ACCEPTS_RATE */
+#define UNIX_BACKLOG     1024              /* connect fails when it is full */
 #define CORE_PEER_PREFIX "fd:"
 
 /* --- accepting --- */
@@ -63,8 +63,8 @@ static void refuse_one(struct rk_guard *guard)
     guard->reserve_fd = fcntl(guard->wake_fd, F_DUPFD_CLOEXEC, 0);
 }
 
-/* A connection that is closed for another one keeps its place until gRPC has closed its end; the other one
- * waits in the kernel. False when that is to be tried again. */
+/* A connection that is closed for a new one keeps its place until gRPC has closed its end; the new one waits
+ * in the kernel. False: the caller tries again later. */
 static bool make_room(struct rk_guard *guard, int64_t now_ns, rk_guard_room_t *room)
 {
     struct pollfd poller = {.events = POLLIN};
@@ -132,8 +132,7 @@ static int ms_until(int64_t then_ns, int64_t now_ns)
     return (int)RK_MAX(RK_MIN((then_ns - now_ns + 999999) / 1000000, HELD_TICK_MS), 0);
 }
 
-/* More than the bucket allows wait in the kernel; clients beyond its backlog wait before they are connected.
- */
+/* Connections beyond the rate wait in the kernel's backlog; clients beyond the backlog wait in connect(). */
 static void accept_some(struct rk_guard *guard, int64_t now_ns)
 {
     for (int i = 0; i < ACCEPTS_MAX; i++) {
@@ -185,7 +184,8 @@ struct turns {
     struct rk_connection *tls, *core;
 };
 
-/* First those whose address has an authorised connection. The list has the youngest first. */
+/* Connections from an address that has an authorised connection come first. The list has the youngest first.
+ */
 static void take_turn(struct rk_connection **next, struct rk_connection *one, bool is_oldest_first)
 {
     if (!*next || (one->is_known && !(*next)->is_known) ||
@@ -193,8 +193,8 @@ static void take_turn(struct rk_connection **next, struct rk_connection *one, bo
         *next = one;
 }
 
-/* One handshake per round, so that connections after theirs have their turn. Returns how long to wait for the
- * next. */
+/* One handshake per round, so that connections after their handshake have their turn. Returns how long to
+ * wait for the next handshake. */
 static int begin_handshake(struct rk_guard *guard, struct rk_connection *next, int64_t now_ns)
 {
     if (!next)
@@ -206,8 +206,8 @@ static int begin_handshake(struct rk_guard *guard, struct rk_connection *next, i
     return 0;
 }
 
-/* Likewise for the end at gRPC, the youngest first: when more come than gRPC gets, the oldest have waited in
- * vain, and their clients try again. */
+/* Likewise passes one connection to gRPC, the youngest first: when more arrive than gRPC may get, the clients
+ * of the oldest have given up and try again. */
 static int pass_to_core(struct rk_guard *guard, struct rk_connection *next, int64_t now_ns)
 {
     if (!next)

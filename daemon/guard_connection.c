@@ -91,8 +91,8 @@ void rk_connection_drop(struct rk_guard *guard, struct rk_connection *connection
     rk_connection_reap(guard, connection);
 }
 
-/* With the lock held: gRPC has closed the connection that had this number, and the record of that one must
- * not be found by it any more. A record that the guard has closed is freed at the next tick. */
+/* With the lock held: gRPC has closed the connection that had this descriptor number, so its record must not
+ * be found by the number any more. A record that the guard has closed is freed at the next tick. */
 static void forget_core_fd(struct rk_guard *guard, int fd)
 {
     for (struct rk_connection *one = guard->connections; one; one = one->next) {
@@ -249,8 +249,8 @@ void rk_connection_pass_to_core(struct rk_guard *guard, struct rk_connection *co
 
 /* --- closing a connection for a new one --- */
 
-/* How well a connection may be closed for a new one; 0: not at all. One that gRPC does not have frees its
- * place at once. */
+/* Rank among the connections that may be closed for a new one, the highest first; 0: must stay. A connection
+ * that gRPC does not have frees its place at once. */
 static int rank_victim(const struct rk_connection *one, bool has_many_viewers)
 {
     if (one->is_closed)
@@ -264,7 +264,8 @@ static int rank_victim(const struct rk_connection *one, bool has_many_viewers)
     return (one->is_known ? 2 : 4) + (one->core_fd < 0);
 }
 
-/* only_core: those that gRPC has, closed by the guard or not; else those that the guard has not closed. */
+/* Counts connections with these rights: with only_core those that gRPC has, closed by the guard or not; else
+ * those that the guard has not closed. */
 static int count_rights(const struct rk_guard *guard, rk_rights_t rights, bool only_core)
 {
     int count = 0;

@@ -171,8 +171,8 @@ static struct rk_status *fail_bind(const struct rk_listen *listen, int error)
     return st;
 }
 
-/* Whether a program listens on that socket: an orphan refuses connections. A socket that this process must
- * not connect to may have an owner. */
+/* Whether a program listens on that socket: one without a program refuses connections. A socket that this
+ * process has no permission to connect to counts as in use. */
 static bool has_listener(const struct rk_listen *listen)
 {
     struct sockaddr_storage address;

@@ -23,7 +23,7 @@ struct rk_metrics_http {
     struct rk_metrics_http_config config;
     char *address, *unix_path; /* unix_path NULL: none to remove */
     struct MHD_Daemon *core;
-    pthread_mutex_t lock; /* guards all below, and the time between suspending and asking */
+    pthread_mutex_t lock; /* guards all below; held while a connection is suspended and L notified */
     bool is_stopping;
     int num_waiting; /* for L */
     struct peer {

@@ -82,8 +82,8 @@ static struct rk_settings next_access(const struct rk_daemon *daemon, const stru
     return next;
 }
 
-/* *auth stays NULL when that in use goes on: a token that the daemon has made stays valid until it ends, or a
- * file is configured. */
+/* *auth stays NULL when the current one stays in use: a token that the daemon has made is valid until the
+ * daemon ends or a file is configured. */
 static struct rk_status *make_auth(struct rk_auth **auth, const struct rk_daemon *daemon,
                                    const struct rk_settings *next)
 {

@@ -205,7 +205,7 @@ struct rk_status *rk_daemon_start(struct rk_daemon *daemon)
     rk_settings_warn_open(&daemon->settings);
     set_limits();
     RK_TRY(take_locks(daemon));
-    /* With the lock: another daemon has its own token there. */
+    /* After the locks are taken, as the file may be the token of another daemon. */
     if (rk_settings_generates_token(&daemon->settings))
         RK_TRY(rk_daemon_make_token(&daemon->auth, &daemon->settings));
     if (daemon->settings.state_dir)

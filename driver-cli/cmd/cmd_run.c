@@ -284,7 +284,7 @@ static struct rk_status *train_and_export(struct rk_run_command *run)
     return st;
 }
 
-/* What a tenth of the rows or more lose is a warning, else a line. */
+/* A note about a tenth of the rows or more is a warning, any other a plain line. */
 static void tell_rows(const struct rk_run_command *run)
 {
     const struct rk_json *notes = rk_json_find(run->rows, "notes");

@@ -15,7 +15,7 @@
 #define WEIGHTS   "algorithm.gdpo_reward_weights"
 #define KL_CTRL   "algorithm.kl_ctrl."
 
-/* Then advantages have no effect. */
+/* Whether only distillation gives the loss, so that advantages have no effect. */
 static bool distills_only(const struct rk_config *job)
 {
     return rk_config_bool(job, "distillation.enabled") &&

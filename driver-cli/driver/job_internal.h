@@ -62,7 +62,7 @@ struct rk_job_source {
 };
 struct rk_status *rk_job_load_from(struct rk_config **out, const struct rk_job_source *source) RK_NODISCARD;
 /* Checks the keys together and with the number of daemons, 0: unknown. INVALID_ARGUMENT with all problems,
- * one per line; warns of keys without effect that are no mistake. */
+ * one per line; warns of keys that have no effect but are no error. */
 struct rk_status *rk_job_check(const struct rk_config *job, int32_t world_size) RK_NODISCARD;
 /* The job for a file in another directory: paths relative to `dir`, the directory of the job's file,
  * become absolute; outputs are relative to the working directory.

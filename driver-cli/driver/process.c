@@ -19,7 +19,7 @@
 #define STATUS_WAIT_MS   500  /* for the exit status of a process that has closed its output */
 #define POLL_MS          5
 #define READ_BYTES       65536
-#define SENT_BYTES_KEPT  (1 << 20) /* in front of what a slow reader still has to read */
+#define SENT_BYTES_KEPT  (1 << 20) /* sent bytes of the buffer before they are dropped, for a slow reader */
 #define MESSAGE_LINE_MAX 4096      /* longer lines of standard error are cut into pieces */
 
 extern char **environ;

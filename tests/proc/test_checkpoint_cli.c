@@ -183,7 +183,7 @@ static void change_manifest(const char *part, int change)
  * files, and one that lacks a shard, each with correct checksums; the run goes on from the step before. */
 static void test_checkpoint_inspect_fails_where_resume_skips(void **state)
 {
-    static const char *const messages[] = {"is a part of role 'critic'", "is of global_step 1",
+    static const char *const messages[] = {"a part of role 'critic'", "a part of global_step 1",
                                            "has no tensors", "tensor '"};
     char *dir = new_run_dir(), *last = rk_path_join(dir, "checkpoints/global_step_2");
     char *part = rk_path_join(last, "actor"), *path = rk_path_join(part, RK_CKPT_MANIFEST_FILE), *text;

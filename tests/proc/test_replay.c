@@ -380,7 +380,7 @@ static void test_replay_refuses_ranks_that_disagree(void **state)
     } cases[] = {
         {"generate_sequences", NULL, NULL, "RECORD_DISAGREES", "rollout.generate_sequences: rank 1 (", 0},
         {"update_actor", NULL, NULL, "RECORD_DISAGREES", "actor.update_actor: rank 1 (", 0},
-        {"update_actor", NULL, NULL, "RECORD_DAMAGED", "the call is there twice", 2},
+        {"update_actor", NULL, NULL, "RECORD_DAMAGED", "the call is recorded twice", 2},
         {NULL, "\"NOSUCH\"", NULL, "RECORD_DAMAGED", "code: expected a number from 0 to 16, got \"NOSUCH\"",
          1},
         {NULL, "99", NULL, "RECORD_DAMAGED", "code: expected a number from 0 to 16, got 99", 1},

@@ -338,7 +338,7 @@ static struct rk_status *run_micro_batches(struct update *u, int64_t i)
     return NULL;
 }
 
-/* What a loss keeps is known only after the passes. */
+/* Sums the number of tokens that the loss has kept, which is known only after the passes. */
 static struct rk_status *count_kept(struct update *u)
 {
     double *count = rk_objective_count(&u->objective);

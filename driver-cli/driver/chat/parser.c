@@ -173,7 +173,7 @@ fail:
     return st;
 }
 
-/* An expression in the scope of its statement, also if that is in a branch. */
+/* An expression that is always evaluated with its statement, so that it is no branch even in a branch. */
 static struct rk_status *parse_own_expr(struct rk_parser *parser, const struct rk_node **out)
 {
     bool was_soft = parser->is_soft;

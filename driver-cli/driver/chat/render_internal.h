@@ -145,7 +145,7 @@ struct rk_parser {
     int64_t num_nodes;
     uint32_t macro_uses; /* of the macro that is being parsed */
     bool is_soft;        /* in a branch: an unknown filter or test fails only when it is run, as in Jinja */
-    struct rk_status *unknown; /* the first one elsewhere; NULL: none */
+    struct rk_status *unknown; /* the first error outside of branches; NULL: none */
 };
 
 struct rk_status *rk_jinja_parse(struct rk_parser *parser) RK_NODISCARD;
@@ -256,7 +256,7 @@ struct rk_status *rk_for_loop_attr(struct rk_render *r, struct rk_for_loop *loop
 /* --- eval.c --- */
 struct rk_status *rk_eval(struct rk_render *r, const struct rk_node *node, rk_value_t *out) RK_NODISCARD;
 struct rk_status *rk_eval_truth(struct rk_render *r, const struct rk_node *node, bool *out) RK_NODISCARD;
-/* That there is no filter or test of this name, or that it is not supported. */
+/* The error for a filter or test that is unknown or not supported. */
 struct rk_status *rk_unknown_row(const struct rk_node *node) RK_NODISCARD;
 /* `input` | the filter of `node` (its a is not read). */
 struct rk_status *rk_eval_filter(struct rk_render *r, const struct rk_node *node, rk_value_t input,

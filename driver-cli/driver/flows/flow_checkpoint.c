@@ -94,7 +94,8 @@ static void copy_tokenizer(const struct rk_flow_context *ctx, int64_t step)
         char *path = part_path(ctx, step, *role), *hf = rk_path_join(path, "huggingface");
 
         if (access(hf, W_OK) == 0)
-            RK_IGNORE(rk_flow_write_tokenizer(ctx->inputs, hf), "a checkpoint is complete without");
+            RK_IGNORE(rk_flow_write_tokenizer(ctx->inputs, hf),
+                      "a checkpoint is complete without a tokenizer");
         rk_free(hf);
         rk_free(path);
     }

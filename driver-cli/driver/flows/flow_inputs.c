@@ -246,7 +246,8 @@ struct rk_status *rk_flow_files(char ***out, const struct rk_config *job, const 
     return NULL;
 }
 
-/* The roles that have the policy's model; the others' models are looked at with their directories. */
+/* Checks the policy's model for the roles that have it; models of other roles are checked with their
+ * directories. */
 static struct rk_status *check_model(const struct rk_flow_inputs *inputs, const struct rk_config *job)
 {
     static const uint32_t roles[] = {RK_ROLE_ACTOR, RK_ROLE_ROLLOUT, RK_ROLE_REF, RK_ROLE_CRITIC};

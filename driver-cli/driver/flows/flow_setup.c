@@ -223,7 +223,7 @@ static struct rk_json *reward_options(const struct rk_flow_context *ctx, uint32_
     return options;
 }
 
-/* Where the actor's pipeline has other shares than equal ones. */
+/* Sets update_weights_source where the stages of the actor's pipeline have unequal shares of the layers. */
 static void set_weights_source(struct rk_json *options, const struct rk_config *job)
 {
     struct rk_job_pipeline pipeline = rk_job_pipeline(job, RK_ROLE_ACTOR);

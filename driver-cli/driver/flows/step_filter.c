@@ -2,7 +2,7 @@
  * do not differ in algorithm.filter_groups.metric have no advantage. Such groups are evicted, and generation
  * continues until the batch is full; as in verl an evicted group is replaced by two prompts, and a
  * generation takes at most max_inflight_gen_batches batches of them. With data.gen_batch_size every
- * generation has so many prompts, as in DAPO's recipe. The oldest groups form the batch. */
+ * generation has that many prompts, as in DAPO's recipe. The oldest groups form the batch. */
 #include <math.h>
 #include <string.h>
 

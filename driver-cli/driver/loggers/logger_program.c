@@ -29,7 +29,7 @@ struct program {
     bool is_gone; /* it has closed its input or output */
 };
 
-/* Passes on what can be passed without waiting. */
+/* Sends queued lines and copies standard error, both without waiting. */
 static void pump(struct program *program)
 {
     struct rk_process *process = &program->process;
@@ -60,7 +60,7 @@ static bool pump_until(struct program *program, bool (*is_done)(struct program *
     return true;
 }
 
-/* Or none will come. */
+/* True, too, when the program is gone, so that no answer will come. */
 static bool has_answer(struct program *program)
 {
     const struct rk_str *received = &program->process.received;
@@ -73,7 +73,7 @@ static bool has_ended(struct program *program)
     return rk_process_has_ended(&program->process);
 }
 
-/* Takes the message. */
+/* Takes ownership of the message. */
 static void put(struct program *program, struct rk_json *message)
 {
     char *line = rk_json_dump(message, 0, false);

@@ -1,5 +1,5 @@
-/* Whether the recordings of the ranks agree, before anything runs: a call that one rank lacks or has
- * otherwise would leave the others waiting in their collectives. */
+/* Whether the recordings of the ranks agree, before anything runs: a call that is missing or different on one
+ * rank would leave the others waiting in their collectives. */
 #include "driver-cli/driver/replay/replay_internal.h"
 
 #include <inttypes.h>
@@ -61,7 +61,7 @@ struct rk_status *rk_replay_check_entries(const struct rk_recording *recording)
         if (item->kind != RK_RECORDING_CALL)
             continue;
         if (rk_map_find(calls, id))
-            st = damaged(recording, item, "the call is there twice");
+            st = damaged(recording, item, "the call is recorded twice");
         rk_map_put(calls, id, (void *)(uintptr_t)item);
     }
     rk_map_destroy(calls);
@@ -163,9 +163,9 @@ static struct rk_status *check_call(struct check *check)
         has_first = true;
         if (strcmp(first.header.role, other.header.role) != 0 ||
             strcmp(first.header.method, other.header.method) != 0)
-            return disagree(check, &first.header, rank, "has another method under the same request_id");
+            return disagree(check, &first.header, rank, "has a different method under the same request_id");
         if (!has_equal_options(&first.header, &other.header))
-            return disagree(check, &first.header, rank, "has other options of the same call");
+            return disagree(check, &first.header, rank, "has different options for the same call");
     }
     return check_members(check, &first.header);
 }

@@ -31,10 +31,9 @@ struct rk_status *rk_replay_order_make(struct rk_replay_order *out, struct rk_re
 void rk_replay_order_fini(struct rk_replay_order *order);
 
 /* --- agree.c --- */
-/* DATA_LOSS (RECORD_DAMAGED): a result without a code of the table, a call that is there twice. */
+/* DATA_LOSS (RECORD_DAMAGED): a result without a known code, or a call that is recorded twice. */
 struct rk_status *rk_replay_check_entries(const struct rk_recording *recording) RK_NODISCARD;
-/* DATA_LOSS (RECORD_DISAGREES) names the first call that a rank lacks or has otherwise, and the rank.
- */
+/* DATA_LOSS (RECORD_DISAGREES) names the first call that is missing or different on a rank, and the rank. */
 struct rk_status *rk_replay_check_steps(const struct rk_replay_order *order) RK_NODISCARD;
 rk_code_t rk_replay_code_of(const struct rk_recording_item *result);
 /* Ends by external events, which a replay does not repeat. */

@@ -88,7 +88,7 @@ static bool take_extra(struct rk_json *extra, const char *name, const struct rk_
     return true;
 }
 
-/* Members that cannot be reported do not cost the score. */
+/* A member that cannot be reported is named in result->ignored; the score counts all the same. */
 static void read_extras(struct rk_reward_result *result, const struct rk_json *answer)
 {
     struct rk_json *extra = rk_json_new_object();

@@ -109,7 +109,7 @@ static void mark(struct rk_json *root, const struct rk_json *text)
         added = rk_json_new_array();
         rk_json_set(root, "added_tokens", added);
     }
-    if (rk_json_type(added) != RK_JSON_ARRAY) /* which its reader refuses */
+    if (rk_json_type(added) != RK_JSON_ARRAY) /* an error of the reader */
         return;
     if (!token) {
         token = rk_json_new_object();
@@ -123,7 +123,7 @@ static void mark(struct rk_json *root, const struct rk_json *text)
 
 void rk_special_tokens_mark(struct rk_json *root, const struct rk_json *special)
 {
-    if (rk_json_type(root) != RK_JSON_OBJECT) /* which its reader refuses */
+    if (rk_json_type(root) != RK_JSON_OBJECT) /* an error of the reader */
         return;
     for (void *it = rk_json_iter(special); it; it = rk_json_iter_next(special, it)) {
         const struct rk_json *value = rk_json_iter_value(it);

@@ -46,7 +46,7 @@ void rk_parquet_footer_fini(struct rk_parquet_footer *footer)
     rk_array_fini(&footer->groups);
 }
 
-/* Not the groups that a list consists of. */
+/* False for the groups inside of a list, which only the format needs. */
 static bool is_name_shown(const struct rk_parquet_footer *footer, int64_t index)
 {
     const struct rk_parquet_node *node = &footer->nodes.items[index];

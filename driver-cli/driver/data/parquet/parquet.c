@@ -187,7 +187,7 @@ static struct rk_status *read_element(struct rk_json **out, struct rk_parquet *f
                                                       : read_value(out, file, node);
 }
 
-/* A node that is there. */
+/* The value of a node that is not null. */
 static struct rk_status *read_value(struct rk_json **out, struct rk_parquet *file, int64_t node)
 {
     const struct rk_parquet_node *at = &file->footer.nodes.items[node];
@@ -199,7 +199,7 @@ static struct rk_status *read_value(struct rk_json **out, struct rk_parquet *fil
     return read_members(out, file, node);
 }
 
-/* Something on the way to the values below the node is null: each of its columns has one entry for it. */
+/* Skips a node that is null, or below a group that is null: each of its columns has one entry for it. */
 static struct rk_status *skip_null(struct rk_parquet *file, int64_t node)
 {
     const struct rk_parquet_node *nodes = file->footer.nodes.items;
@@ -234,7 +234,7 @@ static struct rk_status *read_list(struct rk_json **out, struct rk_parquet *file
     return st;
 }
 
-/* A node that may be null (*out is NULL) or repeated. */
+/* The value of a node that may be null (*out is NULL) or repeated. */
 static struct rk_status *read_field(struct rk_json **out, struct rk_parquet *file, int64_t node)
 {
     const struct rk_parquet_node *at = &file->footer.nodes.items[node];

@@ -86,7 +86,8 @@ static struct rk_status *read_decimal(struct rk_json **out, const struct rk_parq
     bool is_negative;
 
     if (leaf->scale < -SCALE_MAX || leaf->scale > SCALE_MAX)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "a decimal of scale %d", leaf->scale);
+        return RK_FAIL(RK_INVALID_ARGUMENT, "a decimal of scale %d, expected %d to %d", leaf->scale,
+                       -SCALE_MAX, SCALE_MAX);
     if (leaf->type == RK_PARQUET_BYTE_ARRAY || leaf->type == RK_PARQUET_FIXED) {
         if (cell->bytes == 0 || cell->bytes > DECIMAL_BYTES_MAX)
             return RK_FAIL(RK_INVALID_ARGUMENT, "a decimal of %zu bytes, the limit is %d", cell->bytes,
