@@ -54,6 +54,7 @@ struct rk_call {
     bool has_first_message, has_headers, is_reading, is_sending, is_finished, is_closed;
     bool has_close;          /* RECV_CLOSE was started; the call is not freed before it has returned */
     bool closes_with_finish; /* it is part of the batch FINISH */
+    bool is_failure_logged;  /* with more than its status: log_end adds nothing */
     rk_code_t code;          /* status with which it was finished */
 };
 

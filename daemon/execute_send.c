@@ -97,7 +97,7 @@ static void send_next_of_result(struct rk_execute *execute)
     struct rk_download *download = &execute->download;
 
     if (execute->result->job->status) {
-        rk_call_finish(execute->call, rk_status_clone(execute->result->job->status));
+        rk_call_finish_logged(execute->call, rk_status_clone(execute->result->job->status));
         return;
     }
     if (!download->has_sent_result) {

@@ -155,7 +155,9 @@ static void log_end(const struct rk_call *call, const struct rk_status *st)
     int64_t ms = (rk_time_now_ns() - call->arrived_ns) / 1000000;
     const char *path = call->rpc ? call->rpc->path : "unknown";
 
-    if (call->rpc && call->rpc->rights <= RK_RIGHTS_VIEWER && !st)
+    if (st && call->is_failure_logged)
+        RK_DEBUG_LOG("rpc path=%s code=%s ms=%" PRId64, path, rk_code_name(rk_status_code(st)), ms);
+    else if (call->rpc && call->rpc->rights <= RK_RIGHTS_VIEWER && !st)
         RK_DEBUG_LOG("rpc path=%s code=OK ms=%" PRId64, path, ms);
     else if (!st)
         RK_INFO("rpc path=%s code=OK ms=%" PRId64, path, ms);
@@ -245,6 +247,12 @@ static void finish(struct rk_call *call, struct rk_status *st, grpc_byte_buffer 
     grpc_slice_unref(text);
     rk_str_fini(&packed);
     rk_status_free(st);
+}
+
+void rk_call_finish_logged(struct rk_call *call, struct rk_status *st)
+{
+    call->is_failure_logged = true;
+    rk_call_finish(call, st);
 }
 
 void rk_call_finish(struct rk_call *call, struct rk_status *st)

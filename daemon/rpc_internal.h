@@ -115,6 +115,8 @@ void rk_call_answer_each(struct rk_call *call, struct grpc_byte_buffer *message,
                          rk_call_answer_fn *answer);
 /* Ends the call; takes the status. Nothing happens on a finished call. */
 void rk_call_finish(struct rk_call *call, struct rk_status *st);
+/* The same for a failure that is in the log already, with the name and the number of its call. */
+void rk_call_finish_logged(struct rk_call *call, struct rk_status *st);
 /* The same for a peer that does not read: the message in progress is dropped, so the call ends now, with only
  * code and message. */
 void rk_call_cut(struct rk_call *call, struct rk_status *st);

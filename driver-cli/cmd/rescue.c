@@ -11,13 +11,6 @@
 #include "driver-cli/driver/group_report_internal.h"
 #include "driver-cli/driver/replicas_internal.h"
 
-/* The daemons that hold the model of the last step. */
-typedef enum holder {
-    HOLDER_NONE,
-    HOLDER_GROUP,   /* no daemon is lost, and all have their communicators */
-    HOLDER_REPLICA, /* daemons are lost, and the remaining ones hold all weights */
-} holder_t;
-
 static bool has_whole_replica(const struct rk_driver_worker *workers, int32_t num_workers)
 {
     struct rk_replicas replicas = {0};
@@ -31,27 +24,42 @@ static bool has_whole_replica(const struct rk_driver_worker *workers, int32_t nu
     return has;
 }
 
-/* Not when another driver has claimed one of them. */
-static holder_t find_holder(const struct rk_rescue *rescue)
+static bool has_state(const struct rk_driver_worker *worker, const char *state)
+{
+    return !worker->error && strcmp(worker->status.state, state) == 0;
+}
+
+rk_holder_t rk_rescue_holder(const struct rk_driver_worker *workers, int32_t num_workers, uint64_t epoch)
+{
+    bool is_whole = true;
+
+    for (int32_t i = 0; i < num_workers; i++) {
+        if (has_state(&workers[i], "DRAINING") || has_state(&workers[i], "FAILED") ||
+            (!workers[i].error && workers[i].status.epoch != epoch))
+            return RK_HOLDER_NONE;
+        /* A call that was cancelled and still ends is no loss: the next one waits for it. */
+        is_whole = is_whole && (has_state(&workers[i], "READY") || has_state(&workers[i], "BUSY"));
+    }
+    if (is_whole)
+        return RK_HOLDER_GROUP;
+    return has_whole_replica(workers, num_workers) ? RK_HOLDER_REPLICA : RK_HOLDER_NONE;
+}
+
+static rk_holder_t find_holder(struct rk_rescue *rescue)
 {
     int32_t num_workers = rk_driver_num_workers(rescue->driver);
     struct rk_driver_worker *workers = rk_calloc((size_t)num_workers, sizeof(*workers));
     struct rk_arena *arena = rk_arena_create(16384, 0);
-    bool is_whole = true, is_ours = rescue->step > 0;
-    holder_t holder = HOLDER_NONE;
+    rk_holder_t holder = RK_HOLDER_NONE;
 
-    if (is_ours)
+    if (rescue->step > 0) {
         rk_driver_get_status(rescue->driver, arena, workers);
-    for (int32_t i = 0; i < num_workers && is_ours; i++) {
-        is_whole = is_whole && !workers[i].error && strcmp(workers[i].status.state, "READY") == 0;
-        is_ours = workers[i].error || workers[i].status.epoch == rk_driver_epoch(rescue->driver);
+        holder = rk_rescue_holder(workers, num_workers, rk_driver_epoch(rescue->driver));
     }
-    if (is_ours && is_whole)
-        holder = HOLDER_GROUP;
-    else if (is_ours && has_whole_replica(workers, num_workers))
-        holder = HOLDER_REPLICA;
-    for (int32_t i = 0; i < num_workers; i++)
+    for (int32_t i = 0; i < num_workers; i++) {
+        rescue->is_silent = rescue->is_silent || workers[i].error;
         rk_status_free(workers[i].error);
+    }
     rk_arena_destroy(arena);
     rk_free(workers);
     return holder;
@@ -80,18 +88,18 @@ static char *format_access(const struct rk_rescue *rescue)
     return rk_str_take(&text);
 }
 
-static void tell_how_to_save(const struct rk_rescue *rescue, holder_t holder)
+static void tell_how_to_save(const struct rk_rescue *rescue, rk_holder_t holder)
 {
     char *access = format_access(rescue);
 
     fprintf(stderr,
             "rankctl: %s keep the model of step %" PRId64 " for lease.grace (%s); this saves it%s:\n"
             "  rankctl checkpoint export%s --out %s --tokenizer %s\n",
-            holder == HOLDER_REPLICA ? "some daemons are lost; the remaining daemons" : "the daemons",
+            rescue->is_silent ? "some daemons do not answer; the remaining daemons" : "the daemons",
             rescue->step, rescue->local ? RK_LOCAL_GRACE : "10min unless they are configured otherwise",
             rescue->is_tried ? ", in a directory with enough space" : "", access,
             rescue->is_tried ? "DIR" : rescue->flow->export_path, rescue->flow->inputs->tokenizer_dir);
-    if (holder == HOLDER_GROUP && rescue->flow->checkpoints)
+    if (holder == RK_HOLDER_GROUP && rescue->flow->checkpoints)
         fprintf(stderr,
                 "and this also saves the state for further training:\n  rankctl checkpoint save%s "
                 "DIR/global_step_%" PRId64 "\n",
@@ -141,11 +149,11 @@ static void finish_checkpoint(const struct rk_rescue *rescue)
     rk_status_free(st);
 }
 
-static bool rescue_own(struct rk_rescue *rescue, holder_t holder)
+static bool rescue_own(struct rk_rescue *rescue, rk_holder_t holder)
 {
     if (!rk_driver_resume(rescue->driver)) /* a second Ctrl-C: stop here */
         return false;
-    if (holder == HOLDER_GROUP) {
+    if (holder == RK_HOLDER_GROUP) {
         finish_checkpoint(rescue);
         if (!rescue->is_tried && save_now(rescue))
             return true;
@@ -177,15 +185,18 @@ static void tell_parts(const struct rk_rescue *rescue)
 
 bool rk_rescue_model(struct rk_rescue *rescue)
 {
-    holder_t holder = find_holder(rescue);
+    rk_holder_t holder = find_holder(rescue);
     bool is_saved = false;
 
     if (!rescue->local && rescue->step > 0)
         tell_parts(rescue);
-    if (holder != HOLDER_NONE && rescue->local)
+    if (holder != RK_HOLDER_NONE && rescue->local)
         is_saved = rescue_own(rescue, holder);
-    else if (holder != HOLDER_NONE)
+    else if (holder != RK_HOLDER_NONE)
         tell_how_to_save(rescue, holder);
+    else if (rescue->local && rescue->step > rescue->flow->saved_step)
+        fprintf(stderr, "rankctl: the model of step %" PRId64 " cannot be saved: %s\n", rescue->step,
+                rescue->is_silent ? "not all daemons that hold it answer" : "the daemons are stopping");
     if (rescue->flow->saved_step > 0)
         fprintf(stderr,
                 "rankctl: the checkpoint of step %" PRId64 " is complete; the same command resumes from it\n",

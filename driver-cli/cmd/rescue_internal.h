@@ -8,14 +8,26 @@
 #include "driver-cli/driver/flows/flows_internal.h"
 #include "driver-cli/rk_driver.h"
 
+/* The daemons that hold the model of the last step. */
+typedef enum rk_holder {
+    RK_HOLDER_NONE,
+    RK_HOLDER_GROUP,   /* all answer, and have their communicators */
+    RK_HOLDER_REPLICA, /* not all, but those that answer hold all weights */
+} rk_holder_t;
+
+/* `epoch`: of the driver's lease. Not when another driver has claimed one of them, and not of daemons that
+ * stop. */
+rk_holder_t rk_rescue_holder(const struct rk_driver_worker *workers, int32_t num_workers, uint64_t epoch);
+
 struct rk_rescue {
     struct rk_driver *driver;
     struct rk_local *local;         /* the run's own daemons; NULL: it did not start them */
     struct rk_flow_context *flow;   /* with export_path */
     const char *hosts, *token_file; /* as given; NULL: not given */
     const char *tls_ca, *tls_cert, *tls_key;
-    int64_t step;  /* the last one that was trained; 0: nothing to save */
-    bool is_tried; /* the export to export_path has failed already */
+    int64_t step;   /* the last one that was trained; 0: nothing to save */
+    bool is_tried;  /* the export to export_path has failed already */
+    bool is_silent; /* some daemons do not answer */
 };
 
 /* Exports the model of daemons that end with the run, else prints how to save it; daemons of the run

@@ -360,7 +360,7 @@ static void test_checkpoint_export_survives_a_lost_replica(void **state)
     outcome = finish_rankctl(run, 60000);
     assert_exit(&outcome, 1);
     assert_text("stderr", outcome.err,
-                "some daemons are lost; the remaining daemons keep the model of step 1");
+                "some daemons do not answer; the remaining daemons keep the model of step 1");
     assert_text("stderr", outcome.err, "rankctl checkpoint export --hosts ");
     outcome_fini(&outcome);
     outcome = run_rankctl(

@@ -1,6 +1,7 @@
 /* rankctl call: single methods with batches from files; a rejected batch leaves the daemons usable.
  */
 #include <math.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -193,6 +194,31 @@ static void test_call_with_job_configures_every_rank(void **state)
         assert_int_equal(rk_json_as_int(rk_json_find(rk_json_at(outputs, rank), "dp_rank"), -1), rank);
     rk_json_free(json);
     outcome_fini(&outcome);
+}
+
+/* Goal: a call that fails has one line in the daemon's log, that with its name, number and frames. */
+static void test_call_that_fails_has_one_line(void **state)
+{
+    struct rk_proc *daemon = start_daemon(NULL);
+    char *job = write_tp1_job(TINY_JOB, "one-line.json"), *log;
+    struct outcome outcome =
+        run_rankctl((const char *const[]){"call", "actor.init_model", "--hosts", rk_proc_address(daemon),
+                                          "--job", job, "--opt", "model.path=/does/not/exist", NULL});
+    const char *found;
+
+    (void)state;
+    assert_exit(&outcome, 4);
+    outcome_fini(&outcome);
+    rk_proc_signal(daemon, SIGTERM);
+    assert_int_equal(rk_proc_wait(daemon, 60000), 0);
+    log = rk_proc_stderr(daemon);
+    found = strstr(log, "/does/not/exist");
+    assert_non_null(found);
+    assert_null(strstr(strchr(found, '\n'), "/does/not/exist"));
+    assert_non_null(strstr(log, "method failed name=actor.init_model"));
+    rk_free(log);
+    rk_free(job);
+    rk_proc_destroy(daemon);
 }
 
 /* Goal: a method before init_model is rejected; then init_model uses the existing configuration. */
@@ -409,6 +435,7 @@ int main(void)
         cmocka_unit_test(test_call_unconfigured_group_is_refused),
         cmocka_unit_test(test_call_with_job_configures_every_rank),
         cmocka_unit_test(test_call_bad_names_and_options_are_refused),
+        cmocka_unit_test(test_call_that_fails_has_one_line),
         cmocka_unit_test(test_call_init_model_uses_the_configured_meshes),
         cmocka_unit_test(test_call_memory_report_shows_every_rank),
         cmocka_unit_test(test_call_path_outside_the_roots_is_refused),

@@ -280,6 +280,11 @@ void rk_call_finish(struct rk_call *call, struct rk_status *st)
     close_later(call, 1000);
 }
 
+void rk_call_finish_logged(struct rk_call *call, struct rk_status *st)
+{
+    rk_call_finish(call, st);
+}
+
 void rk_call_send_last(struct rk_call *call, struct grpc_byte_buffer *message)
 {
     rk_call_send(call, message);

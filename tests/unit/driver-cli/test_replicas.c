@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "driver-cli/cmd/rescue_internal.h"
 #include "tests/support/test.h"
 
 #define MAX_WORKERS 8
@@ -109,9 +110,50 @@ static void test_replicas_find_whole_ones_in_rank_order(void **state)
     }
 }
 
+/* Goal: only daemons that do not answer are missing to the model of a run: neither one that still ends a
+ * cancelled call, nor is a stopping one, or one of another driver, a holder of it. */
+static void test_rescue_who_holds_the_model(void **state)
+{
+    static const struct {
+        const char *states[2];
+        uint64_t epochs[2];
+        const char *lost;
+        rk_holder_t expected;
+    } cases[] = {
+        {{"READY", "READY"}, {7, 7}, "00", RK_HOLDER_GROUP},
+        {{"READY", "BUSY"}, {7, 7}, "00", RK_HOLDER_GROUP},
+        {{"READY", "UNCONFIGURED"}, {7, 7}, "00", RK_HOLDER_REPLICA}, /* its communicators were aborted */
+        {{"READY", "READY"}, {7, 7}, "01", RK_HOLDER_REPLICA},
+        {{"READY", "READY"}, {7, 7}, "11", RK_HOLDER_NONE},
+        {{"READY", "DRAINING"}, {7, 7}, "00", RK_HOLDER_NONE},
+        {{"DRAINING", "READY"}, {7, 7}, "01", RK_HOLDER_NONE},
+        {{"FAILED", "READY"}, {7, 7}, "00", RK_HOLDER_NONE},
+        {{"READY", "READY"}, {7, 8}, "00", RK_HOLDER_NONE},
+    };
+    static const char *const names[] = {"0", "1"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct replica_case group = {.mesh = {.tp = 1, .dp = 2}, .lost = cases[i].lost};
+        struct rk_driver_worker workers[2];
+        struct rk_role_rank places[2];
+
+        print_message("%s %s %s\n", cases[i].states[0], cases[i].states[1], cases[i].lost);
+        make_group(workers, places, names, &group);
+        for (int w = 0; w < 2; w++) {
+            workers[w].status.state = cases[i].states[w];
+            workers[w].status.epoch = cases[i].epochs[w];
+        }
+        assert_int_equal(rk_rescue_holder(workers, 2, 7), cases[i].expected);
+        for (int w = 0; w < 2; w++)
+            rk_status_free(workers[w].error);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_replicas_find_whole_ones_in_rank_order)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_replicas_find_whole_ones_in_rank_order),
+                                       cmocka_unit_test(test_rescue_who_holds_the_model)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
