@@ -91,7 +91,8 @@ static bool is_inside(uint64_t offset, uint64_t bytes, uint64_t file_bytes)
     return offset <= file_bytes && bytes <= file_bytes - offset;
 }
 
-/* Whether the section headers, which are at the end, and all segments are inside the file. */
+/* Whether the section headers, which are at the end, and the segments that the loader maps are inside the
+ * file. */
 static bool is_elf_whole(int fd, const ElfW(Ehdr) * elf, uint64_t file_bytes)
 {
     if (!is_inside(elf->e_shoff, (uint64_t)elf->e_shnum * elf->e_shentsize, file_bytes))
@@ -100,8 +101,9 @@ static bool is_elf_whole(int fd, const ElfW(Ehdr) * elf, uint64_t file_bytes)
         uint64_t offset = elf->e_phoff + (uint64_t)i * elf->e_phentsize;
         ElfW(Phdr) part;
 
-        if (pread(fd, &part, sizeof(part), (off_t)offset) != sizeof(part) ||
-            !is_inside(part.p_offset, part.p_filesz, file_bytes))
+        if (pread(fd, &part, sizeof(part), (off_t)offset) != sizeof(part))
+            return false;
+        if (part.p_type == PT_LOAD && !is_inside(part.p_offset, part.p_filesz, file_bytes))
             return false;
     }
     return true;
