@@ -486,7 +486,7 @@ static void test_run_with_replicas_that_differ_ends(void **state)
 }
 
 /* Goal: a second Ctrl-C does not wait for a call that does not stop: rankctl prints the request and exits,
- * and the call continues. Method: from its 6th method on (the second generate), one daemon sleeps before it
+ * and the call continues. Method: from its 9th method on (the second generate), one daemon sleeps before it
  * begins. */
 static void test_run_interrupted_twice_detaches_from_the_call(void **state)
 {
@@ -496,7 +496,7 @@ static void test_run_interrupted_twice_detaches_from_the_call(void **state)
     struct outcome outcome;
 
     (void)state;
-    setenv("RANKD_FAULTS", "worker.before_method=sleep:8s@6", 1);
+    setenv("RANKD_FAULTS", "worker.before_method=sleep:8s@9", 1);
     group.daemons[1] = start_daemon(NULL);
     unsetenv("RANKD_FAULTS");
     name_hosts(&group);
@@ -527,7 +527,7 @@ static void test_stop_twice_of_local_daemons_says_that_they_end(void **state)
     struct outcome outcome;
 
     (void)state;
-    setenv("RANKD_FAULTS", "worker.before_method=sleep:8s@6", 1);
+    setenv("RANKD_FAULTS", "worker.before_method=sleep:8s@9", 1);
     run = start_long_run("--local", "2", dir);
     unsetenv("RANKD_FAULTS");
     wait_stderr(run, FIRST_STEP, 30000);
