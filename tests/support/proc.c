@@ -195,8 +195,14 @@ pid_t rk_proc_pid(const struct rk_proc *proc)
 
 void rk_proc_signal(struct rk_proc *proc, int signum)
 {
-    if (rk_proc_is_running(proc))
-        assert_int_equal(kill(proc->pid, signum), 0);
+    siginfo_t info;
+
+    if (!rk_proc_is_running(proc))
+        return;
+    assert_int_equal(kill(proc->pid, signum), 0);
+    /* Each thread stops when it next runs, until then it may still answer. */
+    if (signum == SIGSTOP)
+        assert_int_equal(waitid(P_PID, (id_t)proc->pid, &info, WSTOPPED | WEXITED | WNOWAIT), 0);
 }
 
 int rk_proc_wait(struct rk_proc *proc, int64_t timeout_ms)

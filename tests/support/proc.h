@@ -30,6 +30,7 @@ const char *rk_proc_address(struct rk_proc *proc);
 /* Waits until stdout contains the text. */
 void rk_proc_wait_output(struct rk_proc *proc, const char *text, int64_t timeout_ms);
 pid_t rk_proc_pid(const struct rk_proc *proc);
+/* After SIGSTOP it has stopped, with all of its threads. */
 void rk_proc_signal(struct rk_proc *proc, int signum);
 bool rk_proc_is_running(struct rk_proc *proc);
 /* Waits for the end; returns the exit code, or the negative signal number. */
