@@ -9,6 +9,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_hash.h"
+#include "base/rk_small_file.h"
 #include "base/rk_str.h"
 
 #define TOKEN_BYTES 32
@@ -46,4 +47,31 @@ struct rk_status *rk_write_secret(const char *path, const char *text, mode_t mod
         unlink(early);
     rk_free(early);
     return is_written ? NULL : RK_FAIL(RK_INTERNAL, "cannot write '%s': %s", path, strerror(error));
+}
+
+struct rk_status *rk_read_token(char **out, const char *path, mode_t mode)
+{
+    struct rk_status *st = NULL;
+    struct stat info;
+    char *text;
+
+    *out = NULL;
+    RK_TRY(rk_load_file(&text, NULL, path, RK_TOKEN_FILE_BYTES_MAX));
+    text[strcspn(text, "\r\n")] = '\0';
+    if (stat(path, &info) == 0 && (info.st_mode & 0077 & ~mode) != 0)
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s' is accessible by %s (mode %04o); expected %04o",
+                     path, mode & 0070 ? "others, or can be changed by the group" : "group or others",
+                     (unsigned)info.st_mode & 0777u, (unsigned)mode);
+    for (const char *byte = text; !st && *byte; byte++) {
+        if (*byte < '!' || *byte > '~')
+            st = RK_FAIL(RK_INVALID_ARGUMENT,
+                         "token file '%s': expected a token of printable ASCII characters", path);
+    }
+    if (!st && !*text)
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s' is empty", path);
+    if (st)
+        rk_free(text);
+    else
+        *out = text;
+    return st;
 }

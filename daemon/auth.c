@@ -160,29 +160,29 @@ static struct rk_status *check_file(int fd)
     if (info.st_mode & 077)
         return RK_FAIL(RK_PERMISSION_DENIED, "readable by group or others (mode %04o); expected 0600",
                        (unsigned)(info.st_mode & 07777));
-    if (info.st_size > RK_LIMIT_TOKEN_FILE_BYTES)
+    if (info.st_size > RK_TOKEN_FILE_BYTES_MAX)
         return RK_FAIL(RK_INVALID_ARGUMENT, "the file has %lld bytes, expected at most %d",
-                       (long long)info.st_size, RK_LIMIT_TOKEN_FILE_BYTES);
+                       (long long)info.st_size, RK_TOKEN_FILE_BYTES_MAX);
     return NULL;
 }
 
 static struct rk_status *read_tokens(struct rk_auth *auth, int fd)
 {
-    char *text = rk_malloc(RK_LIMIT_TOKEN_FILE_BYTES);
+    char *text = rk_malloc(RK_TOKEN_FILE_BYTES_MAX);
     struct rk_status *st = NULL;
     size_t bytes = 0;
     ssize_t got = 1;
 
     RK_TRY_GOTO(st, check_file(fd), out);
-    while (got > 0 && bytes < RK_LIMIT_TOKEN_FILE_BYTES) {
-        got = read(fd, text + bytes, RK_LIMIT_TOKEN_FILE_BYTES - bytes);
+    while (got > 0 && bytes < RK_TOKEN_FILE_BYTES_MAX) {
+        got = read(fd, text + bytes, RK_TOKEN_FILE_BYTES_MAX - bytes);
         if (got < 0)
             RK_TRY_GOTO(st, RK_FAIL(RK_INTERNAL, "%s", strerror(errno)), out);
         bytes += (size_t)got;
     }
     st = parse_lines(auth, text, bytes);
 out:
-    explicit_bzero(text, RK_LIMIT_TOKEN_FILE_BYTES);
+    explicit_bzero(text, RK_TOKEN_FILE_BYTES_MAX);
     rk_free(text);
     return st;
 }

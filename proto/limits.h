@@ -33,8 +33,7 @@
 #define RK_LIMIT_EVENT_KINDS         16          /* in one Watch request */
 #define RK_LIMIT_SILENT_CALLS        128         /* calls without a token that have sent no message yet */
 #define RK_LIMIT_METADATA_BYTES      (16 << 10)
-#define RK_LIMIT_STATUS_TEXT_BYTES   (4 << 10) /* message in grpc-status-details-bin, which is metadata */
-#define RK_LIMIT_TOKEN_FILE_BYTES    (64 << 10)
+#define RK_LIMIT_STATUS_TEXT_BYTES   (4 << 10)  /* message in grpc-status-details-bin, which is metadata */
 #define RK_LIMIT_QUOTA_BYTES         (64 << 20) /* gRPC's receive memory of a server: the effective bound */
 #define RK_LIMIT_HEALTH_QUOTA_BYTES  (8 << 20)  /* the same of health.listen, whose messages are names */
 #define RK_LIMIT_HEALTH_CONNECTIONS  32         /* of health.listen: a probe needs one */

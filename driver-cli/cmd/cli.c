@@ -11,7 +11,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
 #include "base/rk_file.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 
 const struct rk_option rk_common_options[] = {
     {"hosts", "LIST",

@@ -12,7 +12,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_certs.h"
 #include "base/rk_hash.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/hosts_internal.h"
 
 #define DAY_S           (24 * 3600LL)

@@ -12,7 +12,7 @@
 #include "base/rk_ckpt_dir.h"
 #include "base/rk_safetensors.h"
 #include "driver-cli/driver/checkpoint/checkpoint_internal.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 
 /* One part of a checkpoint, and whether it is complete. */
 struct part {

@@ -10,7 +10,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_ckpt_dir.h"
 #include "driver-cli/driver/checkpoint/checkpoint_internal.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/flows/inputs_internal.h"
 #include "driver-cli/driver/replicas_internal.h"
 

@@ -14,7 +14,7 @@
 #include "base/rk_knobs.h"
 #include "driver-cli/cmd/cmd_internal.h"
 #include "driver-cli/cmd/model_dirs_internal.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/flows/flows_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"

@@ -11,7 +11,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_ckpt_dir.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/replay/replay_internal.h"
 
 #define DIFFERENCES_SHOWN 8

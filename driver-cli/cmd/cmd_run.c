@@ -14,7 +14,7 @@
 #include "base/rk_time.h"
 #include "driver-cli/cmd/model_dirs_internal.h"
 #include "driver-cli/cmd/rescue_internal.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/job_internal.h"
 
 #define WARNING_SHARE 0.1 /* of rows that are skipped or cut */

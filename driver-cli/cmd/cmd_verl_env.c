@@ -11,7 +11,7 @@
 #include "base/rk_file.h"
 #include "base/rk_safetensors.h"
 #include "driver-cli/cmd/cmd_internal.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 
 static const char *const names[] = {"python", "python3", "torchrun", "uv", "ray", "accelerate"};
 

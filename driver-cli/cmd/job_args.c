@@ -4,7 +4,7 @@
 
 #include "base/rk_alloc.h"
 #include "driver-cli/cmd/cmd_internal.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/job_internal.h"
 
 #define JOB_BYTES_MAX (1u << 20) /* as of a file */

@@ -7,7 +7,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_str.h"
 #include "driver-cli/cmd/cmd_internal.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/hub_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"

@@ -13,7 +13,7 @@
 #include "base/rk_ckpt_dir.h"
 #include "base/rk_log.h"
 #include "driver-cli/cmd/model_dirs_internal.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/job_internal.h"
 
 /* Of float32: sums of up to TOLERANCE_TERMS products in another order; the rounding error of longer ones

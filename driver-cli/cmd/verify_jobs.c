@@ -10,7 +10,7 @@
 #include "base/rk_safetensors.h"
 #include "driver-cli/driver/flows/flows_internal.h"
 #include "driver-cli/driver/hub_internal.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 

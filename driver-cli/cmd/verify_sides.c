@@ -7,7 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "driver-cli/cmd/model_dirs_internal.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/job_internal.h"
 
 static void on_phase(void *user, const char *phase)

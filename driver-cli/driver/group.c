@@ -7,6 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/token_internal.h"
 
 #define CONTROL_TIMEOUT_MS 10000

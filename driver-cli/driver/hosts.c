@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/hosts_internal.h"
 
 #define HOSTS_MAX           RK_MESH_MAX_RANKS

@@ -9,7 +9,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 
 #define NAME_BYTES_MAX 200 /* of Org/Name; Hugging Face allows 96 */
 #define REF_BYTES_MAX  256

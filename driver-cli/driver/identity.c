@@ -12,7 +12,7 @@
 #include "base/rk_hash.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 
 #define NAME_BYTES 12 /* of the digest of the addresses */
 #define OLD_S      (30 * 24 * 3600LL)

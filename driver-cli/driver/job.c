@@ -8,7 +8,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_file.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/hub_internal.h"
 #include "driver-cli/driver/job_keys.def"
 

@@ -6,7 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/rewards/rewards_internal.h"
 
 #define FUNCTION     "custom_reward_function"

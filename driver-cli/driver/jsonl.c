@@ -1,11 +1,11 @@
-/* JSON Lines that a run appends to and a resumed run continues. */
-#include "driver-cli/driver/files_internal.h"
+#include "driver-cli/driver/jsonl_internal.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_small_file.h"
 
 static struct rk_status *read_lines(FILE *file, const char *path,
                                     bool (*on_line)(void *user, const struct rk_jsonl_line *line), void *user)

@@ -17,8 +17,8 @@
 #include "base/rk_config.h"
 #include "base/rk_thread.h"
 #include "base/rk_time.h"
-#include "driver-cli/driver/child_internal.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_child.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/local_internal.h"
 
 /* The fields of the first version. */

@@ -15,7 +15,7 @@
 #include "base/rk_safetensors.h"
 #include "base/rk_secret.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 
 #define PREFIX      "rankctl-"
 #define CONFIG_FILE "rankd.json"

@@ -13,7 +13,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_config.h"
 #include "base/rk_time.h"
-#include "driver-cli/driver/child_internal.h"
+#include "base/rk_child.h"
 
 #define EXIT_GRACE_MS    2000 /* between end of file on their inputs and SIGKILL */
 #define STATUS_WAIT_MS   500  /* for the exit status of a process that has closed its output */

@@ -14,7 +14,8 @@
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "base/rk_time.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
+#include "driver-cli/driver/jsonl_internal.h"
 #include "driver-cli/driver/job_internal.h"
 
 #define STEP_METRIC      "training/global_step"

@@ -7,7 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 
 static char *find_near(const char *program, const char *file)
 {

@@ -10,7 +10,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 
 #define BLOCK_BYTES 512
 #define RECORD      20 /* blocks: a file is a multiple of that long, which tapes want and tar warns about */

@@ -10,7 +10,7 @@
 #include "base/rk_net.h"
 #include "base/rk_secret.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 
 #define ADDRESS_BYTES_MAX 256
 

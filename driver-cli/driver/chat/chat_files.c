@@ -3,7 +3,7 @@
 
 #include "base/rk_alloc.h"
 #include "driver-cli/driver/chat/chat_internal.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/rk_tokenizer.h"
 
 #define CONFIG_BYTES_MAX (16u << 20) /* tokenizer_config.json lists every added token */

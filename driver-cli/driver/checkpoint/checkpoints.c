@@ -13,7 +13,7 @@
 #include "base/rk_ckpt_dir.h"
 #include "base/rk_log.h"
 #include "driver-cli/driver/driver_internal.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/job_internal.h"
 
 #define LOCK_FILE      "lock"

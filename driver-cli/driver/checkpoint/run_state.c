@@ -12,7 +12,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_hash.h"
 #include "base/rk_time.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/job_internal.h"
 
 #define READ_BYTES  (1 << 20)

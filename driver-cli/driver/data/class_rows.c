@@ -12,8 +12,8 @@
 #include "base/rk_compiler.h"
 #include "base/rk_config.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/child_internal.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_child.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/share_internal.h"
 
 #define SCRIPT "python/rankd_dataset.py"

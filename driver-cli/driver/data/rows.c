@@ -10,7 +10,7 @@
 #include "base/rk_log.h"
 #include "base/rk_str.h"
 #include "driver-cli/driver/data/parquet_internal.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 
 struct reader {
     FILE *file;

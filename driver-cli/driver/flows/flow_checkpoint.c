@@ -12,7 +12,7 @@
 #include "base/rk_ckpt_dir.h"
 #include "base/rk_log.h"
 #include "driver-cli/driver/checkpoint/checkpoint_internal.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/job_internal.h"
 
 static bool saves(const struct rk_flow_context *ctx)

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/flows/steps_internal.h"
 
 struct rk_status *rk_dump_open(struct rk_dump *out, const char *dir, int64_t step)

@@ -11,7 +11,7 @@
 #include "base/rk_knobs.h"
 #include "base/rk_log.h"
 #include "driver-cli/driver/estimate_internal.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/hub_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"

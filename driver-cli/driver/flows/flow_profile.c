@@ -16,7 +16,7 @@
 #include "base/rk_array.h"
 #include "base/rk_log.h"
 #include "base/rk_time.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/job_internal.h"
 
 #define DRIVER_PID 1000000 /* no rank has it; viewers sort by the index, which is below that of all ranks */

@@ -8,7 +8,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_rng.h"
 #include "driver-cli/driver/data/class_rows_internal.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"

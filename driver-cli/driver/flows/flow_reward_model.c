@@ -7,7 +7,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/hub_internal.h"
 #include "driver-cli/driver/job_internal.h"

@@ -10,7 +10,7 @@
 #include "base/rk_knobs.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/limits.h"
 #include "proto/rk_methods.h"

@@ -5,7 +5,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/flows/flows_internal.h"
 
 #define TEMPLATE_BYTES_MAX (1u << 20) /* as much as the interpreter takes */

@@ -9,7 +9,7 @@
 #include "base/rk_file_kind.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/flows/flows_internal.h"
 #include "driver-cli/driver/hub_internal.h"
 

@@ -6,7 +6,8 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_file.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
+#include "driver-cli/driver/jsonl_internal.h"
 
 struct file {
     char *path;

@@ -10,7 +10,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
 #include "base/rk_time.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/process_internal.h"
 #include "driver-cli/driver/share_internal.h"
 

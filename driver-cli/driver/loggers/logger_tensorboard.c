@@ -10,7 +10,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_time.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 
 #define HOST_BYTES    256
 #define NAME_ATTEMPTS 100

@@ -5,7 +5,8 @@
 #include "base/rk_alloc.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_time.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
+#include "driver-cli/driver/jsonl_internal.h"
 #include "driver-cli/driver/loggers/loggers_internal.h"
 #include "driver-cli/driver/report/report_internal.h"
 

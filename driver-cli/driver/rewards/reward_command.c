@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/rewards/pool_internal.h"
 
 static void free_argv(char **argv)

@@ -16,9 +16,10 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_secret.h"
 #include "base/rk_str.h"
 #include "base/rk_time.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/rewards/wire_internal.h"
 
 #define TIMEOUT_MS         30000

@@ -11,7 +11,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/rewards/pool_internal.h"
 #include "driver-cli/driver/share_internal.h"
 

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 
 #define CONFIG_BYTES_MAX (16u << 20) /* tokenizer_config.json lists every added token */
 

@@ -7,7 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "tests/support/test.h"
 
 #define COMMIT "0123456789abcdef0123456789abcdef01234567"

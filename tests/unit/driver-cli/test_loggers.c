@@ -10,7 +10,8 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_time.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
+#include "driver-cli/driver/jsonl_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "tests/support/test.h"
 

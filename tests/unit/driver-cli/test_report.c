@@ -9,7 +9,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_time.h"
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 #include "driver-cli/driver/job_internal.h"
 #include "driver-cli/driver/loggers/loggers_internal.h"
 #include "tests/support/test.h"

@@ -1,6 +1,6 @@
-/* Processes that the driver starts. */
-#ifndef RK_CHILD_INTERNAL_H
-#define RK_CHILD_INTERNAL_H
+/* Processes that a program starts. */
+#ifndef RK_CHILD_H
+#define RK_CHILD_H
 
 #include <stddef.h>
 #include <sys/types.h>

@@ -1,4 +1,4 @@
-#include "driver-cli/driver/files_internal.h"
+#include "base/rk_small_file.h"
 
 #include <errno.h>
 #include <stdbool.h>
@@ -12,7 +12,6 @@
 #include "base/rk_file.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
-#include "proto/limits.h"
 
 #define COPY_BYTES_MAX (64u << 20) /* as large as a tokenizer.json may be */
 
@@ -88,33 +87,6 @@ static struct rk_status *make_dir(const char *path)
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
         return NULL;
     return RK_FAIL(RK_INVALID_ARGUMENT, "cannot create directory '%s': a file of that name exists", path);
-}
-
-struct rk_status *rk_read_token(char **out, const char *path, mode_t mode)
-{
-    struct rk_status *st = NULL;
-    struct stat info;
-    char *text;
-
-    *out = NULL;
-    RK_TRY(rk_load_file(&text, NULL, path, RK_LIMIT_TOKEN_FILE_BYTES));
-    text[strcspn(text, "\r\n")] = '\0';
-    if (stat(path, &info) == 0 && (info.st_mode & 0077 & ~mode) != 0)
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s' is accessible by %s (mode %04o); expected %04o",
-                     path, mode & 0070 ? "others, or can be changed by the group" : "group or others",
-                     (unsigned)info.st_mode & 0777u, (unsigned)mode);
-    for (const char *byte = text; !st && *byte; byte++) {
-        if (*byte < '!' || *byte > '~')
-            st = RK_FAIL(RK_INVALID_ARGUMENT,
-                         "token file '%s': expected a token of printable ASCII characters", path);
-    }
-    if (!st && !*text)
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s' is empty", path);
-    if (st)
-        rk_free(text);
-    else
-        *out = text;
-    return st;
 }
 
 struct rk_status *rk_make_dirs(const char *path)

@@ -1,4 +1,4 @@
-#include "driver-cli/driver/child_internal.h"
+#include "base/rk_child.h"
 
 #include <signal.h>
 #include <sys/prctl.h>
