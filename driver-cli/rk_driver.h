@@ -17,6 +17,7 @@
 #define RK_DRIVER_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/rk_arena.h"
@@ -60,8 +61,12 @@ struct rk_hosts {
  * UNAVAILABLE for a name without an address. Release with rk_hosts_fini. */
 struct rk_status *rk_hosts_parse(struct rk_hosts *out, const char *text) RK_NODISCARD;
 void rk_hosts_fini(struct rk_hosts *hosts);
+/* Bytes of the first term of a list: up to a comma outside brackets, or to the end. */
+size_t rk_hosts_term_bytes(const char *text);
 
 /* --- connection --- */
+/* The driver's name in leases, if its configuration has none: "user@host:pid"; rk_free it. */
+char *rk_driver_default_id(void);
 struct rk_driver_config {
     size_t struct_size;           /* sizeof: fields that the program's header did not have yet are zero */
     const char *const *addresses; /* in rank order; copied */
@@ -101,6 +106,8 @@ void rk_driver_stand_for(struct rk_driver *driver, int32_t rank);
  * and ends with CANCELLED, as does every later call. Twice: the call is detached and returns at once
  * (reason DETACHED). */
 void rk_driver_interrupt(struct rk_driver *driver);
+/* Whether rk_driver_interrupt was called; from any thread. */
+bool rk_driver_is_interrupted(const struct rk_driver *driver);
 /* Withdraws one interrupt, so that state can be saved; the next interrupt counts again. False, without
  * effect, after two. */
 bool rk_driver_resume(struct rk_driver *driver);

@@ -13,7 +13,6 @@
 #include "base/rk_certs.h"
 #include "base/rk_hash.h"
 #include "base/rk_small_file.h"
-#include "driver-cli/driver/hosts_internal.h"
 
 #define DAY_S           (24 * 3600LL)
 #define SKEW_S          3600 /* clocks differ */

@@ -393,7 +393,7 @@ void rk_fanout_run(struct rk_driver *driver, rk_rpc_id_t rpc, struct rk_fanout *
     rk_driver_begin_pumping(driver);
     while (!all_done(calls, driver->num_clients)) {
         rk_pump(queue, RK_DRIVER_POLL_MS);
-        if (!(flags & RK_FANOUT_IGNORE_INTERRUPT) && atomic_load(&driver->interrupts) > 0)
+        if (!(flags & RK_FANOUT_IGNORE_INTERRUPT) && rk_driver_is_interrupted(driver))
             cancel_all(calls, driver->num_clients);
         if (flags & RK_FANOUT_ALL_OR_NONE && any_failed(calls, driver->num_clients))
             cancel_at_ns = RK_MIN(cancel_at_ns, rk_time_now_ns() + FAILURE_GRACE_MS * 1000000LL);
@@ -410,7 +410,7 @@ void rk_fanout_run(struct rk_driver *driver, rk_rpc_id_t rpc, struct rk_fanout *
     }
     rk_free(calls);
     rk_driver_give_queue(driver, queue);
-    if (atomic_load(&driver->interrupts) == 0)
+    if (!rk_driver_is_interrupted(driver))
         explain_unreached(driver, items);
 }
 
@@ -426,7 +426,7 @@ struct rk_status *rk_fanout_take_error(struct rk_driver *driver, struct rk_fanou
     }
     st = rk_error_of_call(errors, driver->num_clients, NULL, NULL);
     rk_free(errors);
-    if (rk_status_code(st) != RK_CANCELLED || atomic_load(&driver->interrupts) == 0)
+    if (rk_status_code(st) != RK_CANCELLED || !rk_driver_is_interrupted(driver))
         return st;
     rk_status_free(st); /* this side cancelled the calls: not an error of a worker */
     return RK_FAIL(RK_CANCELLED, "interrupted");

@@ -96,9 +96,6 @@ static inline int32_t rk_driver_rank_of(const struct rk_driver *driver, int32_t 
     return driver->dry_world_size > 0 ? driver->dry_rank : client;
 }
 
-/* "user@host:pid"; rk_free it. */
-char *rk_driver_default_id(void);
-
 /* Around the calls of rk_pump that wait for the end of a call: the lease's thread stays out of gRPC then. */
 static inline void rk_driver_begin_pumping(struct rk_driver *driver)
 {

@@ -157,6 +157,11 @@ void rk_driver_interrupt(struct rk_driver *driver)
     atomic_fetch_add(&driver->interrupts, 1);
 }
 
+bool rk_driver_is_interrupted(const struct rk_driver *driver)
+{
+    return atomic_load(&driver->interrupts) > 0;
+}
+
 bool rk_driver_resume(struct rk_driver *driver)
 {
     int interrupts = 1;

@@ -13,9 +13,6 @@ struct addrinfo;
 /* Takes one name or address, which it copies; its error ends the expansion. */
 typedef struct rk_status *(*rk_host_fn)(void *user, const char *name);
 
-/* Bytes up to the first comma outside brackets, or to the end. */
-size_t rk_hosts_term_bytes(const char *text);
-
 /* "rack[1-2]n[01-04,7]" in the order of `scontrol show hostnames`: the last bracket changes fastest, then the
  * first, the second and so on. The numbers of a range are as wide as its first one. Text after the last
  * bracket is allowed, unlike with scontrol. INVALID_ARGUMENT names the character, from 1; RESOURCE_EXHAUSTED

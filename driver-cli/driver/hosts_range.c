@@ -1,5 +1,6 @@
 /* Ranges of host names: "node[01-04,7]". */
 #include "driver-cli/driver/hosts_internal.h"
+#include "driver-cli/rk_driver.h"
 
 #include <ctype.h>
 #include <inttypes.h>

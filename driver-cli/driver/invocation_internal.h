@@ -7,6 +7,7 @@
 #define RK_INVOCATION_INTERNAL_H
 
 #include "driver-cli/driver/driver_internal.h"
+#include "driver-cli/rk_call_parts.h"
 
 #define RK_REQUEST_ID_BYTES 16
 
@@ -60,25 +61,10 @@ struct rk_status *rk_invocation_create(struct rk_invocation **out, struct rk_dri
 struct rk_status *rk_invocation_run(struct rk_invocation *inv, struct rk_driver_result *result) RK_NODISCARD;
 /* From any thread, while the invocation lives; the first reason counts. */
 void rk_invocation_cancel(struct rk_invocation *inv, const char *reason);
-void rk_invocation_destroy(struct rk_invocation *inv);
 
 /* An empty one for `call`, of which only the names, the timeout and on_progress are taken. For the creators.
  */
 struct rk_invocation *rk_invocation_alloc(struct rk_driver *driver, const struct rk_driver_call_args *call);
-
-/* --- invoke_parts.c: a call whose parts for the ranks exist already --- */
-struct rk_call_part {
-    bool is_addressed, collects;
-    const struct rk_batch *input; /* NULL: none */
-};
-
-/* The header without fence, seq, request_id, mesh_generation, input and collect, which are the call's own; it
- * and parts[num_ranks] are borrowed until the invocation is destroyed. */
-struct rk_status *rk_invocation_create_parts(struct rk_invocation **out, struct rk_driver *driver,
-                                             const struct rk_execute_header *header,
-                                             const struct rk_call_part *parts) RK_NODISCARD;
-/* As rk_invocation_run; the results stay in the streams until the invocation is destroyed. */
-struct rk_status *rk_invocation_run_parts(struct rk_invocation *inv) RK_NODISCARD;
 
 /* --- invoke_run.c --- */
 /* OFFER and RUN on the daemons; the results stay in the streams. */

@@ -239,7 +239,7 @@ struct rk_status *rk_invocation_create(struct rk_invocation **out, struct rk_dri
     struct rk_status *st;
 
     *out = NULL;
-    if (atomic_load(&driver->interrupts) > 0)
+    if (rk_driver_is_interrupted(driver))
         return RK_FAIL(RK_CANCELLED, "interrupted");
     rk_upload_reap(driver, false);
     inv = rk_invocation_alloc(driver, call);

@@ -86,3 +86,13 @@ struct rk_status *rk_invocation_run_parts(struct rk_invocation *inv)
     rk_turns_leave(&inv->driver->turns, inv);
     return st;
 }
+
+struct rk_batch *rk_invocation_take_output(struct rk_invocation *inv, int32_t rank)
+{
+    return rk_call_stream_take_output(inv->streams[rank]);
+}
+
+const struct rk_execute_result *rk_invocation_result(const struct rk_invocation *inv, int32_t rank)
+{
+    return rk_call_stream_result(inv->streams[rank]);
+}

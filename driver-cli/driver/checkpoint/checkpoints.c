@@ -12,7 +12,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_ckpt_dir.h"
 #include "base/rk_log.h"
-#include "driver-cli/driver/driver_internal.h"
+#include "driver-cli/rk_driver.h"
 #include "base/rk_small_file.h"
 #include "driver-cli/driver/job_internal.h"
 

@@ -10,7 +10,6 @@
 #include "base/rk_assert.h"
 #include "base/rk_log.h"
 #include "base/rk_map.h"
-#include "driver-cli/driver/driver_internal.h"
 
 /* Responses of a batch: ids[row * width], and marks of the real ones at mask[row * stride]. */
 struct responses {
@@ -20,7 +19,7 @@ struct responses {
 
 static bool is_interrupted(void *user)
 {
-    return atomic_load(&((struct rk_driver *)user)->interrupts) > 0;
+    return rk_driver_is_interrupted(user);
 }
 
 static struct rk_status *find_responses(struct responses *out, const struct rk_batch *batch)

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "base/rk_array.h"
-#include "driver-cli/driver/invocation_internal.h"
+#include "driver-cli/rk_call_parts.h"
 
 /* --- order.c --- */
 /* One Configure or one call, on all ranks that took part. */

@@ -165,9 +165,9 @@ static struct rk_status *compare_ranks(struct rk_replay_report *report, const st
 
         if (!call->step->results[rank])
             continue;
-        output = rk_call_stream_take_output(inv->streams[rank]);
+        output = rk_invocation_take_output(inv, rank);
         st = rk_replay_compare(&report->differences, rank, order->recordings[rank], call->step->results[rank],
-                               rk_call_stream_result(inv->streams[rank]), output, &call->args->tolerance);
+                               rk_invocation_result(inv, rank), output, &call->args->tolerance);
         rk_batch_destroy(output);
     }
     return st;
