@@ -13,7 +13,7 @@
 #include "base/rk_json.h"
 #include "base/rk_thread.h"
 #include "base/rk_time.h"
-#include "driver-cli/rk_driver.h"
+#include "driver/rk_driver.h"
 
 #define NUM_WARM    50
 #define NUM_STREAMS 5

@@ -42,7 +42,7 @@ class Ids(ctypes.Structure):
 
 
 class Rankd:
-    """The functions of driver-cli/rk_tokenizer.h."""
+    """The functions of text/rk_tokenizer.h."""
 
     def __init__(self, library, path):
         pointer = ctypes.c_void_p

@@ -1,9 +1,13 @@
 # rk_add_module(NAME PUBLIC_HEADERS ... SOURCES ... DEPENDS ... THIRD_PARTY ...)
+#   Without SOURCES: all .c files of the folder and of those below it.
 #   -> static library rk_NAME with the project's flags, plus a check that compiles every public header alone,
 #      in C and in C++. DEPENDS must match the include table of docs/architecture.md (tools/check_includes.sh).
 function(rk_add_module name)
     cmake_parse_arguments(M "" "" "PUBLIC_HEADERS;SOURCES;DEPENDS;THIRD_PARTY" ${ARGN})
     string(REPLACE "-" "_" target "rk_${name}")
+    if(NOT M_SOURCES)
+        file(GLOB_RECURSE M_SOURCES CONFIGURE_DEPENDS *.c)
+    endif()
     add_library(${target} STATIC ${M_SOURCES})
     target_include_directories(${target} PUBLIC ${CMAKE_SOURCE_DIR} PRIVATE ${CMAKE_CURRENT_BINARY_DIR})
     target_link_libraries(${target} PUBLIC ${M_DEPENDS} PRIVATE rk_flags ${M_THIRD_PARTY})
@@ -26,4 +30,31 @@ function(rk_check_headers target)
         target_include_directories(${target}_headers PRIVATE ${CMAKE_SOURCE_DIR})
         target_link_libraries(${target}_headers PRIVATE rk_flags)
     endif()
+endfunction()
+
+# rk_add_shared(NAME MODULE ...): libNAME.so of these modules for programs of others, with all of base, proto and
+# dispatch that their headers offer, and NAME.pc. NAME.map in the current folder lists what it exports.
+function(rk_add_shared name)
+    set(modules ${ARGN})
+    list(TRANSFORM modules PREPEND rk_)
+    set_target_properties(rk_base rk_proto rk_dispatch ${modules} PROPERTIES C_VISIBILITY_PRESET default)
+    file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${name}.c CONTENT "typedef int rk_${name};\n")
+    add_library(${name} SHARED ${CMAKE_CURRENT_BINARY_DIR}/${name}.c)
+    target_include_directories(${name} INTERFACE ${CMAKE_SOURCE_DIR})
+    target_link_libraries(${name} PRIVATE
+        -Wl,--whole-archive rk_base rk_proto rk_dispatch ${modules} -Wl,--no-whole-archive rk_flags)
+    set(map ${CMAKE_CURRENT_SOURCE_DIR}/lib${name}.map)
+    target_link_options(${name} PRIVATE -Wl,--version-script=${map})
+    file(STRINGS ${CMAKE_SOURCE_DIR}/driver/rk_driver.h abi REGEX "^#define RK_DRIVER_ABI [0-9]+$")
+    string(REGEX REPLACE ".* " "" RK_DRIVER_ABI "${abi}")
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/driver/rk_driver.h)
+    set_target_properties(${name} PROPERTIES VERSION ${RK_DRIVER_ABI}.${PROJECT_VERSION} SOVERSION ${RK_DRIVER_ABI}
+        LINK_DEPENDS ${map})
+    install(TARGETS ${name} LIBRARY COMPONENT driver NAMELINK_COMPONENT dev)
+
+    # pkg-config: paths relative to the file, so that an installation may be moved.
+    file(RELATIVE_PATH RK_PC_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+    string(REGEX REPLACE "/$" "" RK_PC_PREFIX "${RK_PC_PREFIX}")
+    configure_file(${name}.pc.in ${name}.pc @ONLY)
+    install(FILES ${CMAKE_CURRENT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)
 endfunction()

@@ -3,7 +3,10 @@ option(RK_TESTS "build the tests" ON)
 option(RK_WERROR "treat warnings as errors" ON)
 option(RK_FAULTS "compile the named fault points in (RANKD_FAULTS)" OFF)
 option(RK_FUZZ "build libFuzzer targets (needs clang); without it the corpora are only replayed" OFF)
-set(RK_MODULES "base;proto;kernels;engine;dispatch;worker;daemon;driver-cli;deploy" CACHE STRING
+if("driver-cli" IN_LIST RK_MODULES) # in the cache of a build directory of an older version
+    unset(RK_MODULES CACHE)
+endif()
+set(RK_MODULES "base;proto;kernels;engine;dispatch;worker;daemon;text;driver;rl;cmd;deploy" CACHE STRING
     "modules to build, lower layers first; a prefix of the list is enough to work on one layer")
 set(RK_SYSTEMD "AUTO" CACHE STRING "sd_notify through libsystemd: ON, OFF or AUTO (on where it is found)")
 set(RK_SANITIZE "" CACHE STRING "sanitizers, e.g. address;undefined or thread")

@@ -53,13 +53,15 @@ set(driver_package librankd-driver${driver_abi})
 set(CPACK_DEBIAN_DRIVER_PACKAGE_NAME ${driver_package})
 set(CPACK_DEBIAN_DRIVER_PACKAGE_SECTION libs)
 set(CPACK_COMPONENT_DRIVER_DESCRIPTION "driver library of rankd
-The part of rankctl that other programs link: it connects to rankd daemons,
-claims them, and calls their methods with batches.")
+The parts of rankctl that other programs link: librankd_driver connects to
+rankd daemons, claims them, and calls their methods with batches; librankd_rl
+has tokenizers, chat templates, data, rewards and advantages, too.")
 set(CPACK_DEBIAN_DRIVER_PACKAGE_SHLIBDEPS ON)
 # Dependency of packages whose programs link the library. Not cpack's own shlibs file: cpack would
 # also call ldconfig directly instead of by a trigger.
 file(WRITE ${CMAKE_BINARY_DIR}/generated/debian/shlibs 
-    "librankd_driver ${driver_abi} ${driver_package} (>= ${PROJECT_VERSION})\n")
+    "librankd_driver ${driver_abi} ${driver_package} (>= ${PROJECT_VERSION})
+librankd_rl ${driver_abi} ${driver_package} (>= ${PROJECT_VERSION})\n")
 set(CPACK_DEBIAN_DRIVER_PACKAGE_CONTROL_EXTRA ${CMAKE_BINARY_DIR}/generated/debian/shlibs ${debian}/triggers)
 
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME librankd-driver-dev)

@@ -9,9 +9,9 @@ BEGIN {
     ban("malloc|calloc|realloc|reallocarray|free|strdup|strndup|asprintf|vasprintf", "^base/",
         "rk_malloc, rk_try_alloc, rk_free, rk_strdup, rk_format")
     ban("getenv|secure_getenv", "^base/rk_config[.]c$", "rk_env")
-    ban("printf|vprintf|puts|putchar", "^(driver-cli/cmd/|daemon/main[.]c$|tests/|bench/|examples/)", "the log or a returned text")
+    ban("printf|vprintf|puts|putchar", "^(cmd/|daemon/main[.]c$|tests/|bench/|examples/)", "the log or a returned text")
     ban("getaddrinfo|gethostbyname|gethostbyname2", "^(base/rk_net[.]c$|tests/)", "rk_net_resolve, which knows localhost")
-    ban("exit", "^(driver-cli/cmd/|daemon/main[.]c$|tests/|bench/|examples/)", "a status")
+    ban("exit", "^(cmd/|daemon/main[.]c$|tests/|bench/|examples/)", "a status")
     ban("cudaMalloc", "^(kernels/cuda/device_cuda[.]c$|bench/lab/)", "rk_device")
     ban("cudaDeviceSynchronize", "^bench/", "a stream or an event")
 }

@@ -56,7 +56,7 @@ awk '
     grep -qF "\"$path\"" proto/rpcs.def || echo "proto/rankd/v1: $path is in no row of proto/rpcs.def"
 done >>"$problems"
 
-sources=$(find base proto kernels engine dispatch worker daemon driver-cli -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
+sources=$(find base proto kernels engine dispatch worker daemon text driver rl cmd -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 # The second argument of RK_FAIL_REASON, on any line.
 # shellcheck disable=SC2086 # words
 used=$(cat $sources | awk '

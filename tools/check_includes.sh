@@ -18,18 +18,21 @@ BEGIN {
     allowed["dispatch"] = "dispatch proto base"
     allowed["worker"] = "worker dispatch engine kernels proto base"
     allowed["daemon"] = "daemon worker dispatch proto base"
-    allowed["driver-cli"] = "driver-cli dispatch proto base"
-    everything = "base proto kernels engine dispatch worker daemon driver-cli"
+    allowed["text"] = "text base"
+    allowed["driver"] = "driver dispatch proto base"
+    allowed["rl"] = "rl driver text dispatch proto base"
+    allowed["cmd"] = "cmd rl driver text dispatch proto base"
+    everything = "base proto kernels engine dispatch worker daemon text driver rl cmd"
     allowed["tests"] = "tests " everything
     allowed["bench"] = "bench " everything
-    allowed["examples"] = "driver-cli dispatch proto base"
+    allowed["examples"] = "driver text rl dispatch proto base"
 
     # --- third party: header pattern, files that may include it ---
     third("^jansson[.]h$", "^base/rk_json[.]c$")
     third("^openssl/(crypto|evp|hmac)[.]h$", "^base/rk_hash[.]c$")
     third("^openssl/", "^base/rk_(tls|certs)[a-z_]*[.][ch]$")
     third("^protobuf-c/", "^(proto|tests)/")
-    third("^grpc/", "^(proto/stream[.]c|daemon/|driver-cli/|tests/|bench/)")
+    third("^grpc/", "^(proto/stream[.]c|daemon/|driver/|tests/|bench/)")
     third("^(cblas|openblas_config)[.]h$", "^(kernels/cpu|bench)/")
     third("^omp[.]h$", "^(kernels/cpu|bench)/")
     third("^(algorithm|cstring|functional|vector)$", "^bench/lab/")
@@ -37,10 +40,10 @@ BEGIN {
     third("^uv[.]h$", "^daemon/")
     third("^systemd/", "^daemon/")
     third("^microhttpd[.]h$", "^daemon/metrics_http[.]c$")
-    third("^curl/", "^driver-cli/driver/rewards/reward_http[.]c$")
-    third("^pcre2[.]h$", "^driver-cli/driver/(tokenizer/|rewards/reward_regex[.]c$)")
-    third("^utf8proc[.]h$", "^driver-cli/driver/(chat/|tokenizer/|rewards/reward_exact[.]c$)")
-    third("^(zlib|zstd|lz4|snappy-c|brotli/decode)[.]h$", "^driver-cli/driver/data/parquet/compress[.]c$")
+    third("^curl/", "^rl/rewards/reward_http[.]c$")
+    third("^pcre2[.]h$", "^(text/tokenizer/|rl/rewards/reward_regex[.]c$)")
+    third("^utf8proc[.]h$", "^(text/|rl/rewards/reward_exact[.]c$)")
+    third("^(zlib|zstd|lz4|snappy-c|brotli/decode)[.]h$", "^rl/data/parquet/compress[.]c$")
     third("^cmocka[.]h$", "^tests/")
     third("^(ucontext[.]h$|sanitizer/)", "^tests/unit/sim/")
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "driver-cli/rk_driver.h"
+#include "driver/rk_driver.h"
 
 #define NUM_GROUPS    2
 #define NUM_ROWS      4

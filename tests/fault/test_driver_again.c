@@ -7,7 +7,7 @@
 #include "base/rk_arena.h"
 #include "base/rk_config.h"
 #include "base/rk_time.h"
-#include "driver-cli/rk_driver.h"
+#include "driver/rk_driver.h"
 #include "tests/proc/cli_fixture.h"
 
 #define NUM_DAEMONS 2

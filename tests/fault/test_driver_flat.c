@@ -5,7 +5,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_time.h"
-#include "driver-cli/rk_driver.h"
+#include "driver/rk_driver.h"
 #include "tests/proc/cli_fixture.h"
 
 #define NUM_CALLS   10000

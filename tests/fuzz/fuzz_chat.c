@@ -6,8 +6,8 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "driver-cli/driver/chat/render_internal.h"
-#include "driver-cli/rk_chat.h"
+#include "text/chat/render_internal.h"
+#include "text/rk_chat.h"
 
 #define SEPARATOR "\n===\n"
 

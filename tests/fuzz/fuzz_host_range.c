@@ -8,7 +8,8 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/hosts_internal.h"
+#include "driver/hosts_internal.h"
+#include "driver/rk_driver.h"
 
 #define MAX_NAMES 200
 

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/rk_assert.h"
-#include "driver-cli/driver/data/parquet_internal.h"
+#include "rl/data/parquet_internal.h"
 
 #define ROWS_MAX 2000 /* runs of nulls may be rows without end */
 

@@ -19,7 +19,7 @@
 #include "base/rk_crc32c.h"
 #include "base/rk_str.h"
 #include "dispatch/recording_internal.h"
-#include "driver-cli/driver/replay/replay_internal.h"
+#include "cmd/replay/replay_internal.h"
 
 #define FOLDERS    2
 #define HEAD_BYTES 7

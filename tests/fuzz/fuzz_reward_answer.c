@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "base/rk_assert.h"
-#include "driver-cli/driver/rewards/wire_internal.h"
+#include "rl/rewards/wire_internal.h"
 
 static void check_extra(const struct rk_json *extra)
 {

@@ -6,7 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "driver-cli/rk_tokenizer.h"
+#include "text/rk_tokenizer.h"
 
 static void check_utf8(const struct rk_str *text)
 {

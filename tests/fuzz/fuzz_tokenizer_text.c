@@ -5,7 +5,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "driver-cli/rk_tokenizer.h"
+#include "text/rk_tokenizer.h"
 
 static const char byte_level[] =
     "\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false}, \"decoder\": {\"type\": "

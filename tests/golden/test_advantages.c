@@ -6,7 +6,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
-#include "driver-cli/rk_algo.h"
+#include "rl/rk_algo.h"
 #include "tests/support/test.h"
 
 #define NUM_ESTIMATORS 14

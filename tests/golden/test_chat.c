@@ -1,6 +1,6 @@
 /* Chat templates against the renderings of Hugging Face transformers (golden/chat, made by
  * golden/gen/make_chat.py). */
-#include "driver-cli/rk_chat.h"
+#include "text/rk_chat.h"
 
 #include <dirent.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_hash.h"
 #include "base/rk_json.h"
-#include "driver-cli/rk_tokenizer.h"
+#include "text/rk_tokenizer.h"
 #include "tests/support/test.h"
 
 #define NUM_CONVERSATIONS 200

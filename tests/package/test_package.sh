@@ -37,7 +37,7 @@ lib=/usr/lib/$(dpkg-architecture -q DEB_HOST_MULTIARCH)
 has "$driver" "$lib/librankd_driver.so.$abi"
 has "$dev" "$lib/librankd_driver.so"
 has "$dev" "$lib/pkgconfig/rankd_driver.pc"
-has "$dev" /usr/include/rankd/driver-cli/rk_driver.h
+has "$dev" /usr/include/rankd/driver/rk_driver.h
 if dpkg-deb -c "$rankd" | grep -E ' \./usr/(include|lib/pkgconfig|lib/lib)'; then
     fail "$rankd has files of a program that links the library"
 fi
@@ -70,7 +70,7 @@ PKG_CONFIG_PATH=$work/driver$lib/pkgconfig
 export PKG_CONFIG_PATH
 libdir=$(pkg-config --variable=libdir rankd_driver)
 [ -e "$libdir/librankd_driver.so.$abi" ] || fail "rankd_driver.pc: libdir=$libdir has no library"
-[ -e "$(pkg-config --variable=includedir rankd_driver)/driver-cli/rk_driver.h" ] ||
+[ -e "$(pkg-config --variable=includedir rankd_driver)/driver/rk_driver.h" ] ||
     fail "rankd_driver.pc: includedir has no headers"
 python3 -m json.tool "$work/rankd/etc/rankd/rankd.json" >/dev/null
 "$work/rankd/usr/bin/rankd" --config "$work/rankd/etc/rankd/rankd.json" --check-config >/dev/null

@@ -5,7 +5,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_time.h"
-#include "driver-cli/rk_driver.h"
+#include "driver/rk_driver.h"
 #include "tests/proc/daemon_fixture.h"
 #include "tests/support/proc.h"
 #include "tests/support/test.h"

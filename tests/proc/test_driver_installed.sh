@@ -23,7 +23,7 @@ $("$prefix/bin/rankd" --version)
 END
 
 libdir=$(pkg-config --variable=libdir rankd_driver)
-abi=$(sed -n 's/^#define RK_DRIVER_ABI //p' "$(pkg-config --variable=includedir rankd_driver)/driver-cli/rk_driver.h")
+abi=$(sed -n 's/^#define RK_DRIVER_ABI //p' "$(pkg-config --variable=includedir rankd_driver)/driver/rk_driver.h")
 [ "$abi" = "$(pkg-config --variable=abi rankd_driver)" ]
 objdump -p "$libdir/librankd_driver.so" | grep -q "SONAME *librankd_driver.so.$abi\$"
 

@@ -38,13 +38,13 @@ fi
 python3 "$prefix/share/rankd/python/rankd_parquet_to_jsonl.py" --help >/dev/null
 
 # A C program with only the installed files.
-for header in algo chat dataset driver reward tokenizer; do
-    echo "#include \"driver-cli/rk_$header.h\""
+for header in driver/rk_driver rl/rk_algo rl/rk_dataset rl/rk_examples rl/rk_reward text/rk_chat text/rk_tokenizer; do
+    echo "#include \"$header.h\""
 done >"$prefix/all.c"
 echo '#include "dispatch/rk_dispatch.h"' >>"$prefix/all.c"
 "$cc" -std=c11 -fsyntax-only -I"$prefix/include/rankd" "$prefix/all.c"
 # shellcheck disable=SC2086 # no word where there is no flag
-"$cc" -std=c11 $flag -I"$prefix/include/rankd" -o "$prefix/user" "$(dirname "$0")/../unit/driver-cli/library_user.c" \
+"$cc" -std=c11 $flag -I"$prefix/include/rankd" -o "$prefix/user" "$(dirname "$0")/../unit/driver/library_user.c" \
     -L"$prefix/lib" -lrankd_driver
 LD_LIBRARY_PATH=$prefix/lib "$prefix/user"
 

@@ -8,7 +8,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
-#include "driver-cli/rk_tokenizer.h"
+#include "text/rk_tokenizer.h"
 #include "tests/proc/cli_fixture.h"
 #include "tests/support/models.h"
 

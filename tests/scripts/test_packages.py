@@ -21,7 +21,8 @@ OPTIONAL_MODULES = {"datasets", "matplotlib", "pandas", "pyarrow", "tensorboard"
                     "wandb"}
 # Programs that are called by those of the list, where packages only recommend them: cpack for Debian packages, git.
 INDIRECT = {"cmake/RankdPackage.cmake": ["file", "dpkg-shlibdeps", "objcopy", "strip", "xz"]}
-MODULES = ("base/", "proto/", "kernels/", "engine/", "dispatch/", "worker/", "daemon/", "driver-cli/")
+MODULES = ("base/", "proto/", "kernels/", "engine/", "dispatch/", "worker/", "daemon/", "text/", "driver/",
+           "rl/", "cmd/")
 COMMAND = re.compile(r"(?:^|[|;&(`]|\$\(|\b(?:then|do|else|if|while|until|exec|!|env|sudo|nice)\s)\s*(?:\w+=\S*\s+)*([a-z][\w.+-]*)(?=[\s;)|&]|$)", re.M)
 
 

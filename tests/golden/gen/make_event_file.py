@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes tests/golden/tensorboard: an event file written by TensorBoard's own writer and protobuf messages, with the
-events of tests/unit/driver-cli/test_loggers.c. Needs tensorboard.
+events of tests/unit/rl/test_loggers.c. Needs tensorboard.
 
     python make_event_file.py DIRECTORY"""
 import hashlib

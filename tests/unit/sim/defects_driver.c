@@ -3,7 +3,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_hash.h"
-#include "driver-cli/driver/invocation_internal.h"
+#include "driver/invocation_internal.h"
 #include "tests/unit/sim/sim.h"
 
 struct rk_status *__real_rk_invocation_exchange(struct rk_invocation *inv);

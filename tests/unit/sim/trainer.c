@@ -8,7 +8,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_time.h"
-#include "driver-cli/rk_driver.h"
+#include "driver/rk_driver.h"
 #include "tests/support/test.h"
 #include "tests/unit/sim/net.h"
 
