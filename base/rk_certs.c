@@ -10,7 +10,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_hash.h"
+#include "base/rk_random.h"
 
 #define CURVE           "P-256"
 #define SERIAL_BYTES    16

@@ -9,6 +9,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_ckpt_dir_internal.h"
+#include "base/rk_file.h"
 #include "base/rk_file_internal.h"
 #include "base/rk_log.h"
 #include "base/rk_safetensors.h"

@@ -8,6 +8,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_ckpt_shard.h"
+#include "base/rk_file.h"
 #include "base/rk_file_internal.h"
 #include "base/rk_str.h"
 

@@ -11,6 +11,7 @@
 #include "base/rk_ckpt_dir_internal.h"
 #include "base/rk_ckpt_shard.h"
 #include "base/rk_crc32c.h"
+#include "base/rk_file.h"
 #include "base/rk_file_internal.h"
 #include "base/rk_map.h"
 #include "base/rk_safetensors.h"

@@ -14,6 +14,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_ckpt_shard.h"
 #include "base/rk_fault.h"
+#include "base/rk_file.h"
 #include "base/rk_file_internal.h"
 #include "base/rk_log.h"
 #include "base/rk_safetensors.h"

@@ -21,11 +21,6 @@ struct rk_config {
     char **origins;      /* [num_keys] */
 };
 
-const char *rk_env(const char *name)
-{
-    return getenv(name);
-}
-
 /* --- places and problems --- */
 
 void rk_config_problem(struct rk_config_loader *loader, const struct rk_config_place *place, const char *path,

@@ -123,8 +123,6 @@ const char *rk_config_type_name(rk_config_type_t type); /* "duration" */
 /* A line with type, default and help of a key, for --help; of all keys of a table. */
 void rk_config_format_key(const struct rk_config_key *key, struct rk_str *out);
 void rk_config_format_keys(const struct rk_config_key *keys, int64_t num_keys, struct rk_str *out);
-/* The only reader of the environment in the project. NULL when unset. */
-const char *rk_env(const char *name);
 
 RK_END_DECLS
 

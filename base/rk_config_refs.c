@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_env.h"
 #include "base/rk_json_internal.h"
 
 #define MAX_DEPTH 32    /* of references to references */

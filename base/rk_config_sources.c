@@ -7,6 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_env.h"
 #include "base/rk_json_internal.h"
 
 bool rk_config_is_ref(const struct rk_json *json)

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_file.h"
 #include "base/rk_file_internal.h"
 
 #define POLYNOMIAL 0x82f63b78u /* of RFC 3720, bits reflected */

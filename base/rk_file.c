@@ -13,7 +13,7 @@
 #include "base/rk_crc32c.h"
 #include "base/rk_fault.h"
 #include "base/rk_file_internal.h"
-#include "base/rk_hash.h"
+#include "base/rk_random.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
 
@@ -50,6 +50,7 @@ struct rk_status *rk_file_errno(const char *action, const char *path)
     case ENOTDIR:
     case ELOOP:
     case ENAMETOOLONG:
+    case EEXIST:
         code = RK_INVALID_ARGUMENT;
         break;
     default:

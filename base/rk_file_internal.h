@@ -10,10 +10,6 @@
 #include "base/rk_file.h"
 #include "base/rk_status.h"
 
-/* Status for errno after `action` on `path`: NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED (reason
- * DISK_FULL for a full disk, quota or file-size limit), INVALID_ARGUMENT for a path of the wrong kind, else
- * INTERNAL. */
-struct rk_status *rk_file_errno(const char *action, const char *path) RK_NODISCARD;
 /* As rk_file_read, but from a pipe or device too: configurations, which a shell may make (<(command),
  * /dev/stdin). Waits until the other end of a pipe closes it. */
 struct rk_status *rk_file_read_stream(char **out, size_t *bytes, const char *path,

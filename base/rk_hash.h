@@ -1,5 +1,4 @@
-/* SHA-256 and HMAC-SHA-256 (FIPS 180-4, RFC 2104) of libcrypto, secure random bytes, constant-time
- * comparison. */
+/* SHA-256 and HMAC-SHA-256 (FIPS 180-4, RFC 2104) of libcrypto, constant-time comparison. */
 #ifndef RK_HASH_H
 #define RK_HASH_H
 
@@ -7,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/rk_status.h"
+#include "base/rk_compiler.h"
 
 RK_BEGIN_DECLS
 
@@ -23,10 +22,6 @@ void rk_sha256_final(struct rk_sha256 *sha, uint8_t out[RK_SHA256_BYTES]);
 void rk_sha256_of(const void *data, size_t bytes, uint8_t out[RK_SHA256_BYTES]);
 void rk_hmac_sha256(const void *key, size_t key_bytes, const void *data, size_t data_bytes,
                     uint8_t out[RK_SHA256_BYTES]);
-/* From the kernel's generator. */
-struct rk_status *rk_random_bytes(void *out, size_t bytes) RK_NODISCARD;
-/* Lower-case hex into out (2 * bytes + 1). Returns out. */
-char *rk_hex(const void *data, size_t bytes, char *out);
 /* Equal without a data-dependent early exit. */
 bool rk_equal_secret(const void *a, const void *b, size_t bytes);
 

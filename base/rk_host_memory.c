@@ -14,6 +14,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_hash.h"
+#include "base/rk_random.h"
 #include "base/rk_str.h"
 
 #define LINE_BYTES 4096 /* paths of control groups are the longest lines */

@@ -78,9 +78,6 @@ bool rk_st_writer_get_sum(const struct rk_st_writer *writer, uint64_t *file_byte
 struct rk_status *rk_st_writer_commit(struct rk_st_writer *writer) RK_NODISCARD;
 void rk_st_writer_destroy(struct rk_st_writer *writer); /* without commit: removes the temporary file */
 
-/* Writes `bytes` to `path` atomically, the same way. */
-struct rk_status *rk_write_file_atomic(const char *path, const void *data, size_t bytes) RK_NODISCARD;
-
 RK_END_DECLS
 
 #endif

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_hash.h"
+#include "base/rk_random.h"
 #include "base/rk_small_file.h"
 #include "base/rk_str.h"
 

@@ -9,27 +9,12 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
+#include "base/rk_env.h"
 #include "base/rk_file.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
 
 #define COPY_BYTES_MAX (64u << 20) /* as large as a tokenizer.json may be */
-
-struct rk_status *rk_errno_status(const char *action, const char *path)
-{
-    int error = errno;
-    rk_code_t code = RK_INTERNAL;
-
-    if (error == ENOENT)
-        code = RK_NOT_FOUND;
-    else if (error == EACCES || error == EPERM || error == EROFS)
-        code = RK_PERMISSION_DENIED;
-    else if (error == ENOSPC || error == EDQUOT || error == EFBIG)
-        code = RK_RESOURCE_EXHAUSTED;
-    else if (error == ENOTDIR || error == EISDIR || error == ENAMETOOLONG || error == EEXIST)
-        code = RK_INVALID_ARGUMENT;
-    return RK_FAIL(code, "%s '%s': %s", action, path, strerror(error));
-}
 
 struct rk_status *rk_load_file(char **out, size_t *bytes, const char *path, size_t max_bytes)
 {
@@ -51,7 +36,7 @@ struct rk_status *rk_open_input(FILE **out, const char *path)
     if (*out)
         return NULL;
     close(fd);
-    return rk_errno_status("cannot open", path);
+    return rk_file_errno("cannot open", path);
 }
 
 struct rk_status *rk_load_stdin(char **out, size_t max_bytes)
@@ -69,7 +54,7 @@ struct rk_status *rk_load_stdin(char **out, size_t max_bytes)
             rk_str_append_bytes(&text, part, got);
     }
     if (!st && ferror(stdin))
-        st = rk_errno_status("cannot read", "standard input");
+        st = rk_file_errno("cannot read", "standard input");
     if (!st)
         *out = rk_str_take(&text);
     rk_str_fini(&text);
@@ -83,7 +68,7 @@ static struct rk_status *make_dir(const char *path)
     if (mkdir(path, 0777) == 0)
         return NULL;
     if (errno != EEXIST)
-        return rk_errno_status("cannot create directory", path);
+        return rk_file_errno("cannot create directory", path);
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
         return NULL;
     return RK_FAIL(RK_INVALID_ARGUMENT, "cannot create directory '%s': a file of that name exists", path);

@@ -32,8 +32,6 @@ char *rk_resolve_program(const char *base, const char *name);
 /* `text` as the name of one file in a directory: without slashes, control characters, "." and
  * ".."; rk_free it. */
 char *rk_file_name_of(const char *text);
-/* Status for errno after `action` on `path`. */
-struct rk_status *rk_errno_status(const char *action, const char *path) RK_NODISCARD;
 
 RK_END_DECLS
 

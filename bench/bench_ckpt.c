@@ -15,6 +15,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_ckpt_dir.h"
 #include "base/rk_config.h"
+#include "base/rk_env.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"
 #include "base/rk_time.h"

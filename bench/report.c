@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_file.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
 

@@ -10,6 +10,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
+#include "base/rk_env.h"
 #include "base/rk_file.h"
 #include "base/rk_small_file.h"
 
@@ -245,7 +246,7 @@ struct rk_status *rk_cli_find_rankd(char **out)
 
     *out = NULL;
     if (bytes <= 0)
-        return rk_errno_status("cannot read", "/proc/self/exe");
+        return rk_file_errno("cannot read", "/proc/self/exe");
     self[bytes] = '\0';
     slash = strrchr(self, '/');
     *slash = '\0';

@@ -11,7 +11,8 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_certs.h"
-#include "base/rk_hash.h"
+#include "base/rk_random.h"
+#include "base/rk_file.h"
 #include "base/rk_small_file.h"
 
 #define DAY_S           (24 * 3600LL)
@@ -216,11 +217,11 @@ static struct rk_status *write_new(struct certs *certs, const char *file, const 
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
 
     if (fd < 0)
-        st = rk_errno_status("cannot create", path);
+        st = rk_file_errno("cannot create", path);
     else
         rk_array_append(&certs->written, rk_strdup(path));
     if (!st && (write(fd, text, bytes) != (ssize_t)bytes || fsync(fd) != 0))
-        st = rk_errno_status("cannot write", path);
+        st = rk_file_errno("cannot write", path);
     if (fd >= 0)
         close(fd);
     rk_free(name);

@@ -12,7 +12,7 @@
 #include "base/rk_ckpt_dir.h"
 #include "base/rk_safetensors.h"
 #include "rl/rk_checkpoints.h"
-#include "base/rk_small_file.h"
+#include "base/rk_file.h"
 
 /* One part of a checkpoint, and whether it is complete. */
 struct part {
@@ -76,7 +76,7 @@ static struct rk_status *read_checkpoint(struct checkpoint *out, const char *pat
         return RK_FAIL(RK_INVALID_ARGUMENT, "'%s': expected a directory global_step_<N>", path);
     }
     if (!dir)
-        return rk_errno_status("cannot open", path);
+        return rk_file_errno("cannot open", path);
     while ((entry = readdir(dir)) != NULL) {
         if (entry->d_name[0] != '.')
             add_part(out, entry->d_name, level);
@@ -232,7 +232,7 @@ static struct rk_status *run_list(struct rk_cli *cli)
     struct rk_status *st;
     struct stat info;
 
-    st = stat(dir, &info) == 0 ? find_steps(&steps, &dir) : rk_cli_usage(rk_errno_status("cannot open", dir));
+    st = stat(dir, &info) == 0 ? find_steps(&steps, &dir) : rk_cli_usage(rk_file_errno("cannot open", dir));
     if (!st && steps.steps.count == 0)
         fprintf(stderr,
                 "rankctl: no checkpoint (global_step_<N>) in '%s'; expected trainer.default_local_dir of a "

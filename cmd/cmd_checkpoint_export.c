@@ -10,7 +10,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_ckpt_dir.h"
 #include "rl/rk_checkpoints.h"
-#include "base/rk_small_file.h"
+#include "base/rk_file.h"
 #include "rl/rk_inputs.h"
 #include "driver/rk_replicas.h"
 
@@ -169,7 +169,7 @@ static struct rk_status *open_local(struct local_group *group, int64_t count, co
 
     log_dir = rk_strdup("/tmp/rankctl-export-XXXXXX");
     if (!mkdtemp(log_dir)) {
-        st = rk_errno_status("cannot create a directory like", log_dir);
+        st = rk_file_errno("cannot create a directory like", log_dir);
         rk_free(log_dir);
         return st;
     }

@@ -11,10 +11,11 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_config.h"
+#include "base/rk_env.h"
 #include "base/rk_knobs.h"
 #include "cmd/cmd_internal.h"
 #include "cmd/model_dirs_internal.h"
-#include "base/rk_small_file.h"
+#include "base/rk_file.h"
 #include "rl/rk_flows.h"
 #include "rl/rk_job.h"
 #include "proto/rk_methods.h"
@@ -110,7 +111,7 @@ static struct rk_status *make_log_dir(struct planning *plan)
 
     if (!mkdtemp(path)) {
         rk_free(path);
-        return rk_errno_status("cannot make a directory in", root);
+        return rk_file_errno("cannot make a directory in", root);
     }
     plan->log_dir = path;
     return NULL;

@@ -11,7 +11,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_ckpt_dir.h"
-#include "base/rk_small_file.h"
+#include "base/rk_file.h"
 #include "cmd/replay/replay_internal.h"
 
 #define DIFFERENCES_SHOWN 8
@@ -100,7 +100,7 @@ static struct rk_status *add_dir(struct replay *replay, const char *dir)
     }
     opened = opendir(dir);
     if (!opened)
-        return rk_cli_usage(rk_errno_status("cannot open the recording", dir));
+        return rk_cli_usage(rk_file_errno("cannot open the recording", dir));
     while ((entry = readdir(opened)) != NULL) {
         char *path = rk_path_join(dir, entry->d_name);
 
@@ -184,7 +184,7 @@ static struct rk_status *start_local(struct replay *replay)
     RK_TRY(rk_cli_find_rankd(&program));
     log_dir = rk_strdup("/tmp/rankctl-replay-XXXXXX");
     if (!mkdtemp(log_dir)) {
-        st = rk_errno_status("cannot create a directory like", log_dir);
+        st = rk_file_errno("cannot create a directory like", log_dir);
         rk_free(log_dir);
         rk_free(program);
         return st;

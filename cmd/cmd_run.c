@@ -14,6 +14,7 @@
 #include "base/rk_time.h"
 #include "cmd/model_dirs_internal.h"
 #include "cmd/rescue_internal.h"
+#include "base/rk_file.h"
 #include "base/rk_small_file.h"
 #include "rl/rk_job.h"
 
@@ -123,7 +124,7 @@ static struct rk_status *make_record_dir(char **out, const struct rk_run_command
         return NULL;
     RK_TRY(rk_make_dirs(dir));
     if (!realpath(dir, absolute))
-        return rk_errno_status("cannot find", dir);
+        return rk_file_errno("cannot find", dir);
     *out = rk_strdup(absolute);
     return NULL;
 }

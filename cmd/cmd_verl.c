@@ -5,6 +5,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
+#include "base/rk_env.h"
 #include "cmd/cmd_internal.h"
 #include "cmd/verl_command_internal.h"
 #include "rl/rk_job.h"

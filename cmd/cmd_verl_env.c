@@ -70,7 +70,7 @@ static struct rk_status *check_place(const char *path)
     int fd;
 
     if (lstat(path, &info) != 0)
-        return errno == ENOENT ? NULL : rk_errno_status("cannot read", path);
+        return errno == ENOENT ? NULL : rk_file_errno("cannot read", path);
     RK_TRY(rk_file_open_read(&fd, path));
     if (read(fd, begin, sizeof(begin) - 1) < 0)
         begin[0] = '\0';
@@ -98,7 +98,7 @@ static struct rk_status *write_shims(const char *dir, const char *rankctl)
 
         st = rk_write_file_atomic(path, script, strlen(script));
         if (!st && chmod(path, 0755) != 0)
-            st = rk_errno_status("cannot make executable", path);
+            st = rk_file_errno("cannot make executable", path);
         rk_free(path);
     }
     rk_free(quoted);
@@ -114,7 +114,7 @@ static struct rk_status *run(struct rk_cli *cli)
     struct rk_status *st;
 
     if (bytes <= 0)
-        return rk_errno_status("cannot read", "/proc/self/exe");
+        return rk_file_errno("cannot read", "/proc/self/exe");
     self[bytes] = '\0';
     if (!has_dir && !cli->identity_dir)
         return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "neither XDG_STATE_HOME nor HOME is "

@@ -5,6 +5,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_file.h"
 #include "base/rk_str.h"
 #include "cmd/cmd_internal.h"
 #include "base/rk_small_file.h"
@@ -55,7 +56,7 @@ static struct rk_status *check_dir(const struct model_dir *model, const char *gi
     if (access(model->path, R_OK | X_OK) != 0)
         st = rk_hub_not_found(given, model->path);
     else if (access(config, R_OK) != 0)
-        st = rk_errno_status("cannot open", config);
+        st = rk_file_errno("cannot open", config);
     else if (needs_weights && !has_file_with(model->path, ".safetensors"))
         st = RK_FAIL(RK_NOT_FOUND,
                      "model directory '%s': no *.safetensors file: expected those of the model, as Hugging "

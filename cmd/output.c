@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_hash.h"
+#include "base/rk_random.h"
 
 void rk_cli_print_json(const char *kind, struct rk_json *body)
 {

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/rk_config.h"
+#include "base/rk_env.h"
 #include "base/rk_str.h"
 #include "base/rk_time.h"
 #include "cmd/cmd_internal.h"

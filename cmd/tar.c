@@ -10,7 +10,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_str.h"
-#include "base/rk_small_file.h"
+#include "base/rk_file.h"
 
 #define BLOCK_BYTES 512
 #define RECORD      20 /* blocks: a file is a multiple of that long, which tapes want and tar warns about */
@@ -38,7 +38,7 @@ struct rk_status *rk_tar_create(struct rk_tar **out, const char *path)
     if (fd < 0 && errno == EEXIST)
         return RK_FAIL(RK_ALREADY_EXISTS, "'%s' exists already; use another file", path);
     if (fd < 0)
-        return rk_errno_status("cannot create", path);
+        return rk_file_errno("cannot create", path);
     tar = rk_calloc(1, sizeof(*tar));
     tar->file = fdopen(fd, "wb");
     RK_ASSERT(tar->file);
@@ -53,7 +53,7 @@ static struct rk_status *put_blocks(struct rk_tar *tar, const void *data, size_t
     size_t rest = bytes % BLOCK_BYTES ? BLOCK_BYTES - bytes % BLOCK_BYTES : 0;
 
     if (fwrite(data, 1, bytes, tar->file) != bytes || fwrite(zeros, 1, rest, tar->file) != rest)
-        return rk_errno_status("cannot write", tar->path);
+        return rk_file_errno("cannot write", tar->path);
     tar->num_blocks += (bytes + rest) / BLOCK_BYTES;
     return NULL;
 }
@@ -103,7 +103,7 @@ struct rk_status *rk_tar_finish(struct rk_tar *tar, struct rk_status *st)
     if (!st)
         st = put_end(tar);
     if (fclose(tar->file) != 0 && !st)
-        st = rk_errno_status("cannot write", tar->path);
+        st = rk_file_errno("cannot write", tar->path);
     if (st)
         unlink(tar->path);
     rk_free(tar->path);

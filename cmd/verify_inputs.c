@@ -11,9 +11,10 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_ckpt_dir.h"
+#include "base/rk_env.h"
 #include "base/rk_log.h"
 #include "cmd/model_dirs_internal.h"
-#include "base/rk_small_file.h"
+#include "base/rk_file.h"
 #include "rl/rk_job.h"
 
 /* Of float32: sums of up to TOLERANCE_TERMS products in another order; the rounding error of longer ones
@@ -92,16 +93,16 @@ static struct rk_status *make_work_dir(struct rk_verification *v)
     char resolved[PATH_MAX], *path;
 
     if (!realpath(root, resolved))
-        return rk_errno_status("cannot find the directory", root);
+        return rk_file_errno("cannot find the directory", root);
     path = rk_format("%s/rankctl-verify-XXXXXX", resolved);
     if (!mkdtemp(path)) {
         rk_free(path);
-        return rk_errno_status("cannot make a directory in", root);
+        return rk_file_errno("cannot make a directory in", root);
     }
     v->work_dir = path;
     v->options.work_dir = path;
     if (v->hosts.count > 0 && chmod(path, 0777) != 0) /* the daemons may run as another user */
-        return rk_errno_status("cannot change the mode of", path);
+        return rk_file_errno("cannot change the mode of", path);
     return NULL;
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_file.h"
 #include "base/rk_knobs.h"
 #include "base/rk_safetensors.h"
 #include "rl/rk_flows.h"

@@ -7,7 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "cmd/model_dirs_internal.h"
-#include "base/rk_small_file.h"
+#include "base/rk_file.h"
 #include "rl/rk_job.h"
 
 static void on_phase(void *user, const char *phase)
@@ -56,7 +56,7 @@ struct rk_status *rk_verify_side_open(struct rk_verification *v, struct rk_verif
     if (!side->dir) {
         side->dir = rk_path_join(v->work_dir, name);
         if (mkdir(side->dir, 0777) != 0 || (v->hosts.count > 0 && chmod(side->dir, 0777) != 0))
-            return rk_errno_status("cannot make the directory", side->dir);
+            return rk_file_errno("cannot make the directory", side->dir);
     }
     st = start_daemons(v, side, world_size);
     if (!st)

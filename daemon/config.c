@@ -5,6 +5,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_env.h"
 #include "base/rk_file.h"
 #include "daemon/config_keys.def"
 #include "daemon/lease_internal.h"

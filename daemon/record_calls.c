@@ -2,8 +2,8 @@
  * data that is valid only in the run itself (fence, secrets of the communicators, addresses). */
 #include <string.h>
 
-#include "base/rk_hash.h"
 #include "base/rk_log.h"
+#include "base/rk_random.h"
 #include "base/rk_time.h"
 #include "daemon/daemon_internal.h"
 #include "daemon/operation_internal.h"

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/rk_assert.h"
+#include "base/rk_random.h"
 
 _Static_assert(RK_LIMIT_QUEUED_CALLS < RK_LIMIT_STORED_REQUESTS,
                "a full table always has an entry that ended");

@@ -1,6 +1,7 @@
 /* AcquireLease, KeepAlive, ReleaseLease. The rules are in lease.c. */
 #include "base/rk_flight.h"
 #include "base/rk_log.h"
+#include "base/rk_random.h"
 #include "base/rk_time.h"
 #include "daemon/daemon_internal.h"
 #include "daemon/execute_internal.h"

@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_hash.h"
 #include "base/rk_log.h"
+#include "base/rk_random.h"
 #include "base/rk_thread.h"
 #include "daemon/deadline_internal.h"
 #include "daemon/flight_internal.h"

@@ -9,6 +9,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_crc32c.h"
 #include "base/rk_fault.h"
+#include "base/rk_file.h"
 #include "base/rk_safetensors.h"
 #include "dispatch/recording_internal.h"
 

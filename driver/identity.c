@@ -9,12 +9,13 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_hash.h"
 #include "base/rk_log.h"
+#include "base/rk_random.h"
+#include "base/rk_rng.h"
 #include "base/rk_str.h"
 #include "base/rk_small_file.h"
 
-#define NAME_BYTES 12 /* of the digest of the addresses */
+#define NAME_BYTES 8 /* of the hash of the addresses */
 #define OLD_S      (30 * 24 * 3600LL)
 
 /* Locked, and accessible only to this user; -1 when another driver has it, or it cannot be opened. */
@@ -47,17 +48,11 @@ static bool share_key(struct rk_identity *identity, int fd)
 /* The same for every order of the addresses. */
 static void name_of_addresses(char out[2 * NAME_BYTES + 1], const char *const *addresses, int32_t count)
 {
-    uint8_t digest[RK_SHA256_BYTES], sum[RK_SHA256_BYTES] = {0};
+    uint64_t sum = 0;
 
-    for (int32_t i = 0; i < count; i++) {
-        rk_sha256_of(addresses[i], strlen(addresses[i]), digest);
-        for (unsigned j = 0, carry = 0; j < sizeof(sum); j++) {
-            carry += (unsigned)sum[j] + digest[j];
-            sum[j] = (uint8_t)carry;
-            carry >>= 8;
-        }
-    }
-    rk_hex(sum, NAME_BYTES, out);
+    for (int32_t i = 0; i < count; i++)
+        sum += rk_rng_stream_of_name(addresses[i]);
+    rk_hex(&sum, NAME_BYTES, out);
 }
 
 static void keep_in(struct rk_identity *identity, const char *dir, const char *const *addresses,

@@ -6,7 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_hash.h"
+#include "base/rk_random.h"
 #include "base/rk_str.h"
 #include "driver/rk_group_report.h"
 

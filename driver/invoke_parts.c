@@ -5,7 +5,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_hash.h"
+#include "base/rk_random.h"
 
 /* One chunk per rank. */
 static void address(struct rk_invocation *inv, const struct rk_call_part *parts)

@@ -16,6 +16,7 @@
 
 #include "base/rk_assert.h"
 #include "base/rk_hash.h"
+#include "base/rk_random.h"
 #include "base/rk_time.h"
 
 #define ACCEPT_TIMEOUT_MS   60000 /* without any sign of progress, from a daemon that has to accept */

@@ -15,9 +15,11 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_config.h"
+#include "base/rk_env.h"
 #include "base/rk_thread.h"
 #include "base/rk_time.h"
 #include "base/rk_child.h"
+#include "base/rk_file.h"
 #include "base/rk_small_file.h"
 #include "driver/local_internal.h"
 
@@ -117,7 +119,7 @@ static struct rk_status *spawn(struct child *child, char *const *args, int lock)
     pid_t parent = getpid();
 
     if (files.log < 0)
-        st = rk_errno_status("cannot create", child->log_path);
+        st = rk_file_errno("cannot create", child->log_path);
     else if (files.null < 0 || pipe2(out, O_CLOEXEC) != 0)
         st = RK_FAIL(RK_RESOURCE_EXHAUSTED, "cannot start a daemon: %s", strerror(errno));
     if (!st) {
@@ -348,7 +350,7 @@ static struct rk_status *start_children(struct rk_local **out, const struct rk_l
     char *roots;
 
     if (access(config->program, X_OK) != 0)
-        return RK_WRAP(rk_errno_status("cannot run", config->program), "starting daemons");
+        return RK_WRAP(rk_file_errno("cannot run", config->program), "starting daemons");
     RK_TRY(rk_make_dirs(config->log_dir));
     local = rk_calloc(1, sizeof(*local));
     st = rk_local_dir_open(&local->dir);

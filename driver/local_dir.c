@@ -12,10 +12,11 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
+#include "base/rk_env.h"
+#include "base/rk_file.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_secret.h"
 #include "base/rk_str.h"
-#include "base/rk_small_file.h"
 
 #define PREFIX      "rankctl-"
 #define CONFIG_FILE "rankd.json"
@@ -94,7 +95,7 @@ static struct rk_status *take_lock(struct rk_local_dir *dir)
 
     dir->lock = open(early, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (dir->lock < 0 || flock(dir->lock, LOCK_EX | LOCK_NB) != 0 || rename(early, path) != 0)
-        st = rk_errno_status("cannot lock", path);
+        st = rk_file_errno("cannot lock", path);
     rk_free(early);
     rk_free(path);
     return st;
@@ -124,7 +125,7 @@ struct rk_status *rk_local_dir_open(struct rk_local_dir *dir)
     remove_orphans(root);
     path = rk_path_join(root, PREFIX "XXXXXX");
     if (!mkdtemp(path)) {
-        st = rk_errno_status("cannot create a directory like", path);
+        st = rk_file_errno("cannot create a directory like", path);
         rk_free(path);
         return st;
     }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_file.h"
 #include "base/rk_small_file.h"
 
 static struct rk_status *read_lines(FILE *file, const char *path,
@@ -34,7 +35,7 @@ static struct rk_status *read_lines(FILE *file, const char *path,
     }
     rk_free(text);
     if (!st && ferror(file))
-        st = rk_errno_status("cannot read", path);
+        st = rk_file_errno("cannot read", path);
     return st;
 }
 
@@ -74,5 +75,5 @@ struct rk_status *rk_jsonl_cut(const char *path, const char *key, int64_t first)
     struct cut cut = {.key = key, .first = first};
 
     RK_TRY(rk_jsonl_read(path, on_line, &cut));
-    return truncate(path, cut.end) == 0 || errno == ENOENT ? NULL : rk_errno_status("cannot shorten", path);
+    return truncate(path, cut.end) == 0 || errno == ENOENT ? NULL : rk_file_errno("cannot shorten", path);
 }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_file.h"
 #include "base/rk_log.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
@@ -142,7 +143,7 @@ static struct rk_status *cut_metrics(struct rk_run_dir *run, const char *path, i
     }
     RK_TRY(st);
     if (ftruncate(fileno(run->metrics), cut.end) != 0)
-        return rk_errno_status("cannot shorten", path);
+        return rk_file_errno("cannot shorten", path);
     if (cut.end > 0 && cut.kept_step < last_step)
         RK_WARN("'%s' has no line of step %lld, but the run resumes from a checkpoint of step %lld", path,
                 (long long)cut.kept_step + 1, (long long)last_step);
@@ -156,7 +157,7 @@ static struct rk_status *take_over(struct rk_run_dir *run, const char *path, int
     struct stat info;
 
     if (fstat(fileno(run->metrics), &info) != 0)
-        return rk_errno_status("cannot read the state of", path);
+        return rk_file_errno("cannot read the state of", path);
     if (info.st_size > 0 && last_step == RK_RUN_DIR_NEW)
         return RK_FAIL(
             RK_ALREADY_EXISTS,
@@ -174,7 +175,7 @@ static struct rk_status *open_metrics(struct rk_run_dir *run, int64_t last_step)
     struct rk_status *st;
 
     run->metrics = fopen(path, "ae");
-    st = run->metrics ? take_over(run, path, last_step) : rk_errno_status("cannot create", path);
+    st = run->metrics ? take_over(run, path, last_step) : rk_file_errno("cannot create", path);
     rk_free(path);
     return st;
 }
@@ -190,7 +191,7 @@ static struct rk_status *move_export(const struct rk_run_dir *run)
         rk_free(to);
         to = rk_format("%s-%d", from, i);
         if (access(to, F_OK) != 0 && rename(from, to) != 0) {
-            st = rk_errno_status("cannot rename", from);
+            st = rk_file_errno("cannot rename", from);
             break;
         }
     }
@@ -247,7 +248,7 @@ struct rk_status *rk_run_dir_create(struct rk_run_dir *out, const struct rk_conf
     *out = (struct rk_run_dir){0};
     RK_TRY_GOTO(st, rk_make_dirs(path), out);
     if (!realpath(path, absolute)) {
-        st = rk_errno_status("cannot find", path);
+        st = rk_file_errno("cannot find", path);
         goto out;
     }
     out->path = rk_strdup(absolute);
@@ -284,7 +285,7 @@ struct rk_status *rk_run_dir_append(struct rk_run_dir *run, const struct rk_json
         fputs(text, run->metrics) >= 0 && fputc('\n', run->metrics) >= 0 && fflush(run->metrics) == 0;
     rk_free(text);
     if (!is_written)
-        return rk_errno_status("cannot write metrics.jsonl in", run->path);
+        return rk_file_errno("cannot write metrics.jsonl in", run->path);
     RK_TRY(check_there(run));
     remember_value(run, metrics);
     return NULL;
@@ -293,7 +294,7 @@ struct rk_status *rk_run_dir_append(struct rk_run_dir *run, const struct rk_json
 struct rk_status *rk_run_dir_sync(struct rk_run_dir *run)
 {
     if (fflush(run->metrics) != 0 || fsync(fileno(run->metrics)) != 0)
-        return rk_errno_status("cannot write metrics.jsonl in", run->path);
+        return rk_file_errno("cannot write metrics.jsonl in", run->path);
     return NULL;
 }
 

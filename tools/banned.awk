@@ -8,7 +8,7 @@ BEGIN {
     ban("rand|srand|random|drand48", "", "rk_rng")
     ban("malloc|calloc|realloc|reallocarray|free|strdup|strndup|asprintf|vasprintf", "^base/",
         "rk_malloc, rk_try_alloc, rk_free, rk_strdup, rk_format")
-    ban("getenv|secure_getenv", "^base/rk_config[.]c$", "rk_env")
+    ban("getenv|secure_getenv", "^base/rk_env[.]c$", "rk_env")
     ban("printf|vprintf|puts|putchar", "^(cmd/|daemon/main[.]c$|tests/|bench/|examples/)", "the log or a returned text")
     ban("getaddrinfo|gethostbyname|gethostbyname2", "^(base/rk_net[.]c$|tests/)", "rk_net_resolve, which knows localhost")
     ban("exit", "^(cmd/|daemon/main[.]c$|tests/|bench/|examples/)", "a status")

@@ -18,6 +18,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_fault.h"
+#include "base/rk_file.h"
 #include "base/rk_mesh.h"
 #include "base/rk_str.h"
 

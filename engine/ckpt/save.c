@@ -16,6 +16,7 @@
 #include "base/rk_fault.h"
 #include "base/rk_hash.h"
 #include "base/rk_log.h"
+#include "base/rk_random.h"
 #include "base/rk_str.h"
 #include "base/rk_thread.h"
 #include "base/rk_time.h"

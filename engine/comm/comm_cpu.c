@@ -15,7 +15,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_hash.h"
+#include "base/rk_random.h"
 
 #define NS_PER_MS 1000000
 

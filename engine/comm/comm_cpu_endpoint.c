@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_hash.h"
 #include "base/rk_net.h"
+#include "base/rk_random.h"
 #include "base/rk_str.h"
 
 #define UNIX_PREFIX "unix:@"

@@ -7,8 +7,9 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_config.h"
-#include "base/rk_hash.h"
+#include "base/rk_env.h"
 #include "base/rk_log.h"
+#include "base/rk_random.h"
 #include "base/rk_str.h"
 #include "base/rk_time.h"
 

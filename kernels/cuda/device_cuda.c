@@ -10,6 +10,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
+#include "base/rk_env.h"
 #include "base/rk_log.h"
 #include "kernels/cuda/archs.h"
 

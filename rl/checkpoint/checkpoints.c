@@ -13,6 +13,7 @@
 #include "base/rk_ckpt_dir.h"
 #include "base/rk_log.h"
 #include "driver/rk_driver.h"
+#include "base/rk_file.h"
 #include "base/rk_small_file.h"
 #include "rl/rk_job.h"
 
@@ -66,11 +67,11 @@ static struct rk_status *take_lock(struct rk_checkpoints *checkpoints)
     struct rk_status *st = NULL;
 
     if (fd < 0)
-        st = rk_errno_status("cannot create", path);
+        st = rk_file_errno("cannot create", path);
     else if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         st = held_by(checkpoints->dir, path);
     else if (ftruncate(fd, 0) != 0 || write(fd, self, strlen(self)) < 0)
-        st = rk_errno_status("cannot write", path);
+        st = rk_file_errno("cannot write", path);
     if (st && fd >= 0)
         close(fd);
     else
@@ -164,7 +165,7 @@ static struct rk_status *find_named(struct rk_checkpoints *checkpoints, const st
     char absolute[PATH_MAX];
 
     if (!realpath(path, absolute))
-        return RK_WRAP(rk_errno_status("cannot open", path), "trainer.resume_from_path");
+        return RK_WRAP(rk_file_errno("cannot open", path), "trainer.resume_from_path");
     if (!rk_ckpt_step_parse(absolute, &checkpoints->resume_step))
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "trainer.resume_from_path='%s': expected a directory global_step_<N>", path);
@@ -277,7 +278,7 @@ static struct rk_status *open_dir(struct rk_checkpoints *out, const struct rk_ch
     if (*is_there)
         out->dir = rk_strdup(absolute);
     else if (!st && (out->save_freq > 0 || errno != ENOENT))
-        st = rk_errno_status("cannot open", dir);
+        st = rk_file_errno("cannot open", dir);
     rk_free(dir);
     if (!st && out->save_freq > 0)
         st = take_lock(out);

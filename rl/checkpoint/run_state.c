@@ -11,7 +11,9 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_hash.h"
+#include "base/rk_random.h"
 #include "base/rk_time.h"
+#include "base/rk_file.h"
 #include "base/rk_small_file.h"
 #include "rl/rk_job.h"
 
@@ -78,7 +80,7 @@ static struct rk_status *hash_file(struct rk_json **out, const char *path)
         bytes += (int64_t)got;
     }
     if (ferror(file))
-        st = rk_errno_status("cannot read", path);
+        st = rk_file_errno("cannot read", path);
     fclose(file);
     rk_free(part);
     rk_sha256_final(&sha, digest);

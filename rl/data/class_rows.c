@@ -11,9 +11,10 @@
 #include "base/rk_alloc.h"
 #include "base/rk_compiler.h"
 #include "base/rk_config.h"
+#include "base/rk_env.h"
 #include "base/rk_str.h"
 #include "base/rk_child.h"
-#include "base/rk_small_file.h"
+#include "base/rk_file.h"
 #include "rl/rk_share.h"
 
 #define SCRIPT "python/rankd_dataset.py"
@@ -58,7 +59,7 @@ static struct rk_status *make_file(char **out)
     }
     *out = NULL;
     rk_free(path);
-    return rk_errno_status("cannot create a file in", temp ? temp : "/tmp");
+    return rk_file_errno("cannot create a file in", temp ? temp : "/tmp");
 }
 
 static struct rk_status *check_exit(pid_t pid, const struct rk_class_rows *rows)
@@ -67,7 +68,7 @@ static struct rk_status *check_exit(pid_t pid, const struct rk_class_rows *rows)
 
     while (waitpid(pid, &status, 0) < 0) {
         if (errno != EINTR)
-            return rk_errno_status("waiting for", rows->python);
+            return rk_file_errno("waiting for", rows->python);
     }
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
         return NULL;
@@ -88,7 +89,7 @@ static struct rk_status *run(const struct rk_class_rows *rows, const char *scrip
     pid_t parent = getpid(), pid = fork();
 
     if (pid < 0)
-        return rk_errno_status("cannot start", rows->python);
+        return rk_file_errno("cannot start", rows->python);
     if (pid == 0) {
         rk_child_begin(parent, reset, RK_ARRAY_LEN(reset));
         dup2(request, STDIN_FILENO);
@@ -108,7 +109,7 @@ struct rk_status *rk_class_rows_write(char **out, const struct rk_class_rows *ro
     RK_TRY(rk_share_find(&script, SCRIPT));
     request = write_request(rows);
     if (request < 0)
-        st = rk_errno_status("cannot write", "the request for the dataset class");
+        st = rk_file_errno("cannot write", "the request for the dataset class");
     if (!st)
         st = make_file(out);
     if (!st)

@@ -10,6 +10,7 @@
 #include "base/rk_hash.h"
 #include "base/rk_log.h"
 #include "base/rk_map.h"
+#include "base/rk_random.h"
 #include "base/rk_str.h"
 #include "rl/data/messages_internal.h"
 #include "rl/data/order_internal.h"

@@ -10,6 +10,7 @@
 #include "base/rk_log.h"
 #include "base/rk_str.h"
 #include "rl/data/parquet_internal.h"
+#include "base/rk_file.h"
 #include "base/rk_small_file.h"
 
 struct reader {
@@ -31,7 +32,7 @@ static struct rk_status *too_long(void)
 /* A read error is not the end of the file. */
 static struct rk_status *check_read(const struct reader *reader)
 {
-    return ferror(reader->file) ? rk_errno_status("cannot read the data file", reader->path) : NULL;
+    return ferror(reader->file) ? rk_file_errno("cannot read the data file", reader->path) : NULL;
 }
 
 /* What Python's json.dumps writes beyond JSON is read as the nearest value that JSON has, and counted. */
@@ -187,7 +188,7 @@ static struct rk_status *read_parquet(struct reader *reader)
     const char *mended;
 
     if (fd < 0)
-        return rk_errno_status("cannot read the data file", reader->path);
+        return rk_file_errno("cannot read the data file", reader->path);
     reader->place = (struct rk_row_place){reader->path, -1, true};
     RK_TRY(rk_parquet_open(&file, fd));
     do {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_file.h"
 #include "base/rk_small_file.h"
 #include "rl/flows/steps_internal.h"
 
@@ -15,7 +16,7 @@ struct rk_status *rk_dump_open(struct rk_dump *out, const char *dir, int64_t ste
     out->temp_path = rk_format("%s.tmp", out->path);
     RK_TRY(rk_make_dirs(dir));
     out->file = fopen(out->temp_path, "we");
-    return out->file ? NULL : rk_errno_status("cannot create", out->temp_path);
+    return out->file ? NULL : rk_file_errno("cannot create", out->temp_path);
 }
 
 static struct rk_json *make_line(const struct rk_dump *dump, const struct rk_dump_row *row)
@@ -76,7 +77,7 @@ struct rk_status *rk_dump_append(struct rk_dump *dump, const struct rk_dump_row 
     rk_str_fini(&text);
     rk_free(json);
     rk_json_free(line);
-    return is_written ? NULL : rk_errno_status("cannot write", dump->temp_path);
+    return is_written ? NULL : rk_file_errno("cannot write", dump->temp_path);
 }
 
 struct rk_status *rk_dump_finish(struct rk_dump *dump)
@@ -85,9 +86,9 @@ struct rk_status *rk_dump_finish(struct rk_dump *dump)
 
     dump->file = NULL;
     if (fclose(file) != 0)
-        return rk_errno_status("cannot write", dump->temp_path);
+        return rk_file_errno("cannot write", dump->temp_path);
     if (rename(dump->temp_path, dump->path) != 0)
-        return rk_errno_status("cannot rename to", dump->path);
+        return rk_file_errno("cannot rename to", dump->path);
     rk_free(dump->temp_path);
     dump->temp_path = NULL;
     return NULL;
@@ -113,7 +114,7 @@ struct rk_status *rk_flow_dumps_check(const struct rk_config *job)
         struct rk_status *st = dir ? rk_make_dirs(dir) : NULL;
 
         if (!st && dir && access(dir, W_OK) != 0)
-            st = rk_errno_status("cannot write to", dir);
+            st = rk_file_errno("cannot write to", dir);
         if (st)
             return RK_WRAP(st, "%s", keys[i]);
     }

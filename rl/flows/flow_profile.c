@@ -16,7 +16,7 @@
 #include "base/rk_array.h"
 #include "base/rk_log.h"
 #include "base/rk_time.h"
-#include "base/rk_small_file.h"
+#include "base/rk_file.h"
 #include "rl/rk_job.h"
 
 #define DRIVER_PID 1000000 /* no rank has it; viewers sort by the index, which is below that of all ranks */
@@ -131,14 +131,14 @@ static struct rk_status *append_file(const char *path, bool has_file, const stru
     bool is_good;
 
     if (!file)
-        return rk_errno_status("cannot write", path);
+        return rk_file_errno("cannot write", path);
     is_good = has_file ? fseek(file, -(long)strlen(tail), SEEK_END) == 0 : fputs(head, file) >= 0;
     is_good = is_good && fwrite(rk_str_text(events), 1, events->bytes, file) == events->bytes;
     is_good = is_good && fputs(tail, file) >= 0;
     if (!is_good)
-        st = rk_errno_status("cannot write", path);
+        st = rk_file_errno("cannot write", path);
     if (fclose(file) != 0 && !st)
-        st = rk_errno_status("cannot write", path);
+        st = rk_file_errno("cannot write", path);
     return st;
 }
 

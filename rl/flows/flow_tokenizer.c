@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_file.h"
 #include "base/rk_file_kind.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
@@ -123,7 +124,7 @@ struct rk_status *rk_flow_write_tokenizer(const struct rk_flow_inputs *inputs, c
     tools = rk_path_join(to_dir, "additional_chat_templates/tool_use.jinja");
     st = rk_write_file_atomic(path, custom, strlen(custom));
     if (!st && unlink(tools) != 0 && errno != ENOENT && errno != ENOTDIR)
-        st = rk_errno_status("cannot remove", tools);
+        st = rk_file_errno("cannot remove", tools);
     rk_free(tools);
     rk_free(path);
     return st;

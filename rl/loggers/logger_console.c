@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_env.h"
 #include "base/rk_time.h"
 #include "rl/rk_run.h"
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_env.h"
 #include "base/rk_file.h"
 #include "base/rk_small_file.h"
 #include "rl/rk_jsonl.h"
@@ -50,7 +51,7 @@ static struct rk_status *open_file(void **state, const struct rk_logger_config *
     rk_free(dir);
     if (!st) {
         file->out = fopen(file->path, "ae");
-        st = file->out ? NULL : rk_errno_status("cannot create", file->path);
+        st = file->out ? NULL : rk_file_errno("cannot create", file->path);
     }
     if (st)
         close_file(file);
@@ -73,7 +74,7 @@ static struct rk_status *log_step(void *state, int64_t step, const struct rk_jso
     rk_free(data);
     if (fflush(file->out) != 0 || !is_written) {
         clearerr(file->out);
-        return rk_errno_status("cannot write", file->path);
+        return rk_file_errno("cannot write", file->path);
     }
     return NULL;
 }

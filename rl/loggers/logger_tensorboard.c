@@ -9,7 +9,9 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_env.h"
 #include "base/rk_time.h"
+#include "base/rk_file.h"
 #include "base/rk_small_file.h"
 
 #define HOST_BYTES    256
@@ -39,7 +41,7 @@ static struct rk_status *put(struct tensorboard *tb, struct rk_str *records)
         if (put >= 0)
             done += (size_t)put;
         else if (errno != EINTR)
-            st = rk_errno_status("cannot write", tb->path);
+            st = rk_file_errno("cannot write", tb->path);
     }
     if (!st)
         tb->bytes += (int64_t)done;
@@ -63,7 +65,7 @@ static struct rk_status *create_file(struct tensorboard *tb, const char *dir)
         if (tb->fd >= 0 || errno != EEXIST)
             break;
     }
-    return tb->fd >= 0 ? NULL : rk_errno_status("cannot create", tb->path);
+    return tb->fd >= 0 ? NULL : rk_file_errno("cannot create", tb->path);
 }
 
 static void close_tensorboard(void *state)

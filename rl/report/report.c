@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_file.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_time.h"
 #include "base/rk_small_file.h"

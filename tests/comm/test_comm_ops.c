@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_env.h"
 #include "base/rk_rng.h"
 #include "base/rk_config.h"
 #include "engine/rk_comm.h"

@@ -8,6 +8,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
+#include "base/rk_env.h"
 #include "engine/rk_comm.h"
 #include "tests/support/fake_nccl.h"
 #include "tests/support/ranks.h"

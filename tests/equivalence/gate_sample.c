@@ -11,6 +11,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_config.h"
+#include "base/rk_env.h"
 
 /* Rough costs; strict numerics have GEMMs of their own. A one-rank run is made once for each model and dtype,
  * in BF16 also in F32. */

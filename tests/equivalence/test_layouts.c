@@ -6,6 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
+#include "base/rk_env.h"
 #include "tests/equivalence/gate.h"
 #include "tests/support/device.h"
 #include "tests/support/fake_nccl.h"

@@ -16,6 +16,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
+#include "base/rk_env.h"
 #include "base/rk_rng.h"
 #include "base/rk_time.h"
 #include "engine/rk_rollout.h"

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/rk_config.h"
+#include "base/rk_env.h"
 #include "base/rk_time.h"
 #include "tests/support/h2_raw.h"
 #include "tests/support/test.h"

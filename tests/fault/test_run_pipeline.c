@@ -13,6 +13,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
+#include "base/rk_env.h"
 #include "base/rk_str.h"
 #include "base/rk_time.h"
 #include "tests/proc/cli_fixture.h"

@@ -17,6 +17,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_config.h"
 #include "base/rk_crc32c.h"
+#include "base/rk_env.h"
 #include "base/rk_str.h"
 #include "dispatch/recording_internal.h"
 #include "cmd/replay/replay_internal.h"

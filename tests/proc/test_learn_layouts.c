@@ -6,6 +6,7 @@
  * GPUs. */
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
+#include "base/rk_env.h"
 #include "base/rk_str.h"
 #include "tests/proc/cli_fixture.h"
 #include "tests/proc/layouts.h"

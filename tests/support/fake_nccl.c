@@ -16,6 +16,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_config.h"
 #include "base/rk_dtype.h"
+#include "base/rk_env.h"
 #include "base/rk_status.h"
 #include "engine/comm/rk_nccl.h"
 #include "tests/support/graph_device.h"

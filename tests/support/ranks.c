@@ -11,6 +11,7 @@
 
 #include "base/rk_assert.h"
 #include "base/rk_config.h"
+#include "base/rk_env.h"
 #include "base/rk_time.h"
 #include "tests/support/certs.h"
 #include "tests/support/device.h"

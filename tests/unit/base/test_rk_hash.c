@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "base/rk_random.h"
 #include "base/rk_rng.h"
 #include "tests/support/test.h"
 

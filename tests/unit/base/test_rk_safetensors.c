@@ -12,6 +12,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_crc32c.h"
+#include "base/rk_file.h"
 #include "base/rk_str.h"
 #include "tests/support/test.h"
 

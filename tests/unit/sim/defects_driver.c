@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_hash.h"
+#include "base/rk_random.h"
 #include "driver/invocation_internal.h"
 #include "tests/unit/sim/sim.h"
 

@@ -7,6 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_random.h"
 #include "dispatch/rk_batch.h"
 #include "tests/unit/sim/host.h"
 #include "daemon/operation_internal.h"

@@ -7,6 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_random.h"
 #include "base/rk_time.h"
 #include "daemon/call_internal.h"
 #include "daemon/deadline_internal.h"

@@ -6,6 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
+#include "base/rk_env.h"
 #include "base/rk_str.h"
 #include "tests/support/device.h"
 
