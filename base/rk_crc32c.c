@@ -7,7 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_file.h"
-#include "base/rk_file_internal.h"
+#include "base/rk_file_io.h"
 
 #define POLYNOMIAL 0x82f63b78u /* of RFC 3720, bits reflected */
 #define READ_BYTES ((size_t)1 << 20)

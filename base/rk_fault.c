@@ -12,7 +12,6 @@
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
 #include "base/rk_assert.h"
-#include "base/rk_config.h"
 #include "base/rk_env.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"

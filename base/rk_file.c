@@ -12,9 +12,8 @@
 #include "base/rk_assert.h"
 #include "base/rk_crc32c.h"
 #include "base/rk_fault.h"
-#include "base/rk_file_internal.h"
+#include "base/rk_file_io.h"
 #include "base/rk_random.h"
-#include "base/rk_safetensors.h"
 #include "base/rk_str.h"
 
 /* Few syncs on any disk, and seconds for one even on a slow network file system. */

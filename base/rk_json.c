@@ -10,7 +10,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_file_internal.h"
+#include "base/rk_file_io.h"
 #include "base/rk_file_kind.h"
 #include "base/rk_json_internal.h"
 

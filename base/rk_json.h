@@ -14,6 +14,8 @@
 
 RK_BEGIN_DECLS
 
+#define RK_JSON_MAX_DEPTH 32 /* of brackets in a text */
+
 struct rk_json;
 
 typedef enum rk_json_type {
@@ -109,6 +111,12 @@ struct rk_status *rk_json_opt_f64(const struct rk_json *object, const char *wher
                                   double *out) RK_NODISCARD;
 struct rk_status *rk_json_opt_string(const struct rk_json *object, const char *where, const char *key,
                                      const char **out) RK_NODISCARD;
+
+/* --- for messages --- */
+/* A value for a message: scalars as JSON, cut to a few words; "an array", "an object". rk_free it. */
+char *rk_json_describe(const struct rk_json *json);
+/* "where.key", or "key" at the root; rk_free it. */
+char *rk_json_join_path(const char *where, const char *key);
 
 RK_END_DECLS
 

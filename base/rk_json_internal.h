@@ -1,11 +1,9 @@
-/* Shared by rk_json.c (values, over jansson), rk_json_text.c (text, without it) and rk_config. */
+/* Shared by rk_json.c (values, over jansson) and rk_json_text.c (text, without it). */
 #ifndef RK_JSON_INTERNAL_H
 #define RK_JSON_INTERNAL_H
 
 #include "base/rk_json.h"
 #include "base/rk_str.h"
-
-#define RK_JSON_MAX_DEPTH 32
 
 /* True when brackets nest deeper than RK_JSON_MAX_DEPTH. Works on any bytes; checked before parsing, so that
  * the parser's recursion is bounded. */
@@ -16,9 +14,4 @@ void rk_json_mend(struct rk_str *out, const char *text, size_t bytes, uint32_t f
 /* The path of the member or element at the offset, "a.b[3]"; "" at the root. Works on any bytes; rk_free it.
  */
 char *rk_json_path_at(const char *text, size_t bytes, size_t offset);
-/* A value for a message: scalars as JSON, cut to a few words; "an array", "an object". rk_free it. */
-char *rk_json_describe(const struct rk_json *json);
-/* "where.key", or "key" at the root; rk_free it. */
-char *rk_json_join_path(const char *where, const char *key);
-
 #endif

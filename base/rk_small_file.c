@@ -8,10 +8,8 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_config.h"
 #include "base/rk_env.h"
 #include "base/rk_file.h"
-#include "base/rk_safetensors.h"
 #include "base/rk_str.h"
 
 #define COPY_BYTES_MAX (64u << 20) /* as large as a tokenizer.json may be */

@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_ckpt_dir.h"
-#include "base/rk_config.h"
+#include "base/format/rk_ckpt_dir.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"

@@ -15,10 +15,10 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_certs.h"
-#include "base/rk_ckpt_dir.h"
+#include "base/net/rk_certs.h"
+#include "base/format/rk_ckpt_dir.h"
 #include "base/rk_file.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "bench/raw_grpc.h"
 

@@ -2,7 +2,7 @@
 #ifndef RK_BENCH_RPC_H
 #define RK_BENCH_RPC_H
 
-#include "base/rk_tls.h"
+#include "base/net/rk_tls.h"
 #include "bench/bench.h"
 
 typedef enum bench_transport { BENCH_TCP, BENCH_UNIX, BENCH_TLS } bench_transport_t;

@@ -8,7 +8,7 @@
 
 #include "base/rk_assert.h"
 #include "base/rk_log.h"
-#include "base/rk_options.h"
+#include "base/config/rk_options.h"
 #include "base/rk_str.h"
 #include "bench/options.h"
 #include "bench/raw_grpc.h"

@@ -1,6 +1,6 @@
 /* rankd_bench_manual PAGE FILE: writes rankd-bench.1 from the table of options. Part of the build, not
  * installed. */
-#include "base/rk_manual.h"
+#include "base/config/rk_manual.h"
 #include "bench/options.h"
 #include "generated/rk_version.h"
 

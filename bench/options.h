@@ -2,7 +2,7 @@
 #ifndef RK_BENCH_OPTIONS_H
 #define RK_BENCH_OPTIONS_H
 
-#include "base/rk_options.h"
+#include "base/config/rk_options.h"
 
 extern const struct rk_option bench_options_table[];
 extern const char bench_groups_text[]; /* the subcommands, as in a synopsis */

@@ -5,7 +5,7 @@
 #include <grpc/grpc.h>
 #include <grpc/grpc_security.h>
 
-#include "base/rk_tls.h"
+#include "base/net/rk_tls.h"
 
 #define BENCH_RAW_METHOD "/bench.Raw/Upload"
 /* The first argument of rankd-bench as the server of this method. */

@@ -9,7 +9,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_file.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 #include "base/rk_str.h"
 
 #define BASELINE_BYTES_MAX ((size_t)1 << 20)

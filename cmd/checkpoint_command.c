@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_ckpt_dir.h"
+#include "base/format/rk_ckpt_dir.h"
 #include "rl/rk_checkpoints.h"
 
 /* --- paths --- */

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 #include "base/rk_file.h"
 #include "base/rk_small_file.h"

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_certs.h"
+#include "base/net/rk_certs.h"
 #include "base/rk_random.h"
 #include "base/rk_file.h"
 #include "base/rk_small_file.h"

@@ -9,8 +9,8 @@
 #include <sys/stat.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_ckpt_dir.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_ckpt_dir.h"
+#include "base/format/rk_safetensors.h"
 #include "rl/rk_checkpoints.h"
 #include "base/rk_file.h"
 

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_ckpt_dir.h"
+#include "base/format/rk_ckpt_dir.h"
 #include "rl/rk_checkpoints.h"
 #include "base/rk_file.h"
 #include "rl/rk_inputs.h"

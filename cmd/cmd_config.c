@@ -7,7 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "rl/rk_flows.h"
 #include "rl/rk_hub.h"
 #include "rl/rk_job.h"

@@ -7,7 +7,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_time.h"
 #include "cmd/collectives_internal.h"
-#include "cmd/tar_internal.h"
+#include "base/format/rk_tar.h"
 #include "generated/rk_version.h"
 
 /* Of one daemon. */

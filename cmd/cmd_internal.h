@@ -8,8 +8,8 @@
 
 #include "base/rk_array.h"
 #include "base/rk_json.h"
-#include "base/rk_manual.h"
-#include "base/rk_options.h"
+#include "base/config/rk_manual.h"
+#include "base/config/rk_options.h"
 #include "driver/rk_driver.h"
 
 #define RK_CLI_API "rankctl/v1"

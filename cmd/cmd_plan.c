@@ -10,9 +10,9 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 #include "cmd/cmd_internal.h"
 #include "cmd/model_dirs_internal.h"
 #include "base/rk_file.h"

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_log.h"
 #include "base/rk_time.h"
 #include "cmd/model_dirs_internal.h"

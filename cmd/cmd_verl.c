@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 #include "cmd/cmd_internal.h"
 #include "cmd/verl_command_internal.h"

@@ -9,7 +9,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_file.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 #include "cmd/cmd_internal.h"
 #include "base/rk_small_file.h"
 

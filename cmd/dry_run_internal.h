@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #include "base/rk_json.h"
-#include "base/rk_pipeline.h"
+#include "base/layout/rk_pipeline.h"
 #include "rl/rk_estimate.h"
 #include "rl/rk_job.h"
 

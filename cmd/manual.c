@@ -1,6 +1,6 @@
 /* rankctl_manual PAGE FILE: writes rankctl.1 or rankd-job.5 from the tables of commands, keys and methods.
  * Part of the build, not installed. */
-#include "base/rk_manual.h"
+#include "base/config/rk_manual.h"
 
 #include <stdio.h>
 #include <string.h>

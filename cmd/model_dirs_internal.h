@@ -2,7 +2,7 @@
 #ifndef RK_MODEL_DIRS_INTERNAL_H
 #define RK_MODEL_DIRS_INTERNAL_H
 
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "rl/rk_flows.h"
 #include "proto/limits.h"
 

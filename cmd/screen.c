@@ -8,7 +8,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 #include "base/rk_str.h"
 #include "base/rk_time.h"

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_ckpt_dir.h"
-#include "base/rk_knobs.h"
+#include "base/format/rk_ckpt_dir.h"
+#include "base/config/rk_knobs.h"
 #include "rl/rk_job.h"
 #include "proto/rk_methods.h"
 

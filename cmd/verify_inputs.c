@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_ckpt_dir.h"
+#include "base/format/rk_ckpt_dir.h"
 #include "base/rk_env.h"
 #include "base/rk_log.h"
 #include "cmd/model_dirs_internal.h"

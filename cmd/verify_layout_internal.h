@@ -2,7 +2,7 @@
 #ifndef RK_VERIFY_LAYOUT_CMD_INTERNAL_H
 #define RK_VERIFY_LAYOUT_CMD_INTERNAL_H
 
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "cmd/verify/verify_internal.h"
 
 /* --- the jobs (verify_jobs.c) --- */

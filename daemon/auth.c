@@ -12,7 +12,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
 #include "base/rk_hash.h"
-#include "base/rk_secret.h"
+#include "base/net/rk_secret.h"
 #include "base/rk_str.h"
 #include "proto/limits.h"
 

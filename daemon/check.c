@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/rk_secret.h"
+#include "base/net/rk_secret.h"
 #include "daemon/auth_internal.h"
 #include "daemon/config_internal.h"
 #include "daemon/lock_internal.h"

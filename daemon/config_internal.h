@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_log.h"
 #include "base/rk_status.h"
 #include "base/rk_str.h"

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/rk_mesh.h"
+#include "base/layout/rk_mesh.h"
 #include "base/rk_status.h"
 #include "daemon/auth_internal.h"
 #include "daemon/config_internal.h"

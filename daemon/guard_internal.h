@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "base/rk_status.h"
-#include "base/rk_tls.h"
+#include "base/net/rk_tls.h"
 #include "daemon/listen_internal.h"
 #include "proto/rk_rpcs.h"
 

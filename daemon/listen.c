@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_net.h"
+#include "base/net/rk_net.h"
 #include "base/rk_str.h"
 
 #define UNIX_PREFIX     "unix:"

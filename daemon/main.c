@@ -6,7 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
-#include "base/rk_options.h"
+#include "base/config/rk_options.h"
 #include "base/rk_status.h"
 #include "daemon/options_internal.h"
 #include "daemon/rk_daemon.h"

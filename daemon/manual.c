@@ -2,7 +2,7 @@
  * tables of flags and keys. Part of the build, not installed. */
 #include <string.h>
 
-#include "base/rk_manual.h"
+#include "base/config/rk_manual.h"
 #include "daemon/options_internal.h"
 #include "daemon/rk_daemon.h"
 #include "generated/rk_version.h"

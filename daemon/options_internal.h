@@ -3,8 +3,8 @@
 #ifndef RK_DAEMON_OPTIONS_INTERNAL_H
 #define RK_DAEMON_OPTIONS_INTERNAL_H
 
-#include "base/rk_manual.h"
-#include "base/rk_options.h"
+#include "base/config/rk_manual.h"
+#include "base/config/rk_options.h"
 
 #define RK_DAEMON_FIRST_LINES                                                                            \
     "The first line on stdout is \"rankd: listening on ADDRESS\"; one line follows for each additional " \

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/rk_tls.h"
+#include "base/net/rk_tls.h"
 #include "daemon/h2_filter_internal.h"
 #include "daemon/pipe_internal.h"
 

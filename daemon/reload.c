@@ -8,7 +8,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_log.h"
-#include "base/rk_secret.h"
+#include "base/net/rk_secret.h"
 #include "daemon/notify_internal.h"
 #include "daemon/tls_internal.h"
 

@@ -20,7 +20,7 @@
 #include "base/rk_arena.h"
 #include "base/rk_status.h"
 #include "base/rk_str.h"
-#include "base/rk_tls.h"
+#include "base/net/rk_tls.h"
 #include "daemon/auth_internal.h"
 #include "daemon/guard_internal.h"
 #include "daemon/listen_internal.h"

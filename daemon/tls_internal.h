@@ -2,7 +2,7 @@
 #ifndef RK_DAEMON_TLS_INTERNAL_H
 #define RK_DAEMON_TLS_INTERNAL_H
 
-#include "base/rk_tls.h"
+#include "base/net/rk_tls.h"
 #include "daemon/config_internal.h"
 
 /* Whether TCP uses TLS. */

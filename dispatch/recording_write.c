@@ -10,7 +10,7 @@
 #include "base/rk_crc32c.h"
 #include "base/rk_fault.h"
 #include "base/rk_file.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 #include "dispatch/recording_internal.h"
 
 struct rk_recording_writer {

@@ -11,7 +11,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_net.h"
+#include "base/net/rk_net.h"
 #include "base/rk_time.h"
 
 #define CONNECT_TIMEOUT_MS   2000

@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 
 #include "base/rk_array.h"
-#include "base/rk_net.h"
+#include "base/net/rk_net.h"
 #include "base/rk_str.h"
 #include "driver/rk_driver.h"
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/rk_array.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 #include "base/rk_str.h"
 #include "driver/rk_driver.h"

@@ -11,11 +11,11 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 #include "base/rk_file.h"
-#include "base/rk_safetensors.h"
-#include "base/rk_secret.h"
+#include "base/format/rk_safetensors.h"
+#include "base/net/rk_secret.h"
 #include "base/rk_str.h"
 
 #define PREFIX      "rankctl-"

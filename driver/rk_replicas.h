@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #include "base/rk_array.h"
-#include "base/rk_mesh.h"
+#include "base/layout/rk_mesh.h"
 #include "base/rk_str.h"
 #include "driver/rk_driver.h"
 

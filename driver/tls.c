@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_net.h"
+#include "base/net/rk_net.h"
 #include "base/rk_str.h"
 #include "base/rk_time.h"
 

@@ -7,7 +7,7 @@
 
 #include <grpc/grpc_security.h>
 
-#include "base/rk_tls.h"
+#include "base/net/rk_tls.h"
 
 struct rk_driver_tls {
     struct rk_tls *tls; /* NULL: none; TCP is plain */

@@ -7,8 +7,8 @@
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
 #include "base/rk_log.h"
-#include "base/rk_net.h"
-#include "base/rk_secret.h"
+#include "base/net/rk_net.h"
+#include "base/net/rk_secret.h"
 #include "base/rk_str.h"
 #include "base/rk_small_file.h"
 

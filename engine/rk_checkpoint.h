@@ -2,8 +2,8 @@
  *
  * Every rank writes the elements of its shard of its local part of each parameter, as the parameter
  * descriptor defines them. Nothing is gathered, and files describe their contents as boxes of the global
- * tensors, so any mesh can load a checkpoint of any other mesh. Directories, manifests: base/rk_ckpt_dir.h;
- * the shards: docs/formats.md.
+ * tensors, so any mesh can load a checkpoint of any other mesh. Directories, manifests:
+ * base/format/rk_ckpt_dir.h; the shards: docs/formats.md.
  *
  * Training waits only while a save copies the state to host memory; thread C of the rank writes it. A save is
  * complete when rk_model_wait_checkpoint has published it. At most one save of a model is in progress. All

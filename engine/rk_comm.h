@@ -23,7 +23,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/rk_mesh.h"
+#include "base/layout/rk_mesh.h"
 #include "base/rk_status.h"
 #include "kernels/rk_device.h"
 #include "kernels/rk_tensor.h"
@@ -36,7 +36,7 @@ struct rk_comm_endpoint;
 struct rk_comm_world;
 struct rk_comm_group;
 struct rk_comm_ops;
-struct rk_tls; /* base/rk_tls.h */
+struct rk_tls; /* base/net/rk_tls.h */
 
 typedef enum rk_reduce_op {
     RK_REDUCE_SUM,

@@ -13,8 +13,8 @@
 #include <stdint.h>
 
 #include "base/rk_json.h"
-#include "base/rk_knobs.h"
-#include "base/rk_loss_agg.h"
+#include "base/config/rk_knobs.h"
+#include "base/math/rk_loss_agg.h"
 #include "base/rk_status.h"
 #include "engine/rk_model.h"
 
@@ -167,8 +167,8 @@ struct rk_objective {
     int64_t num_ids;         /* of the term that reads ids; 0: no term does */
 };
 
-/* Reads the options of an update method (base/knobs.def). INVALID_ARGUMENT names the key, the value and the
- * expectation. */
+/* Reads the options of an update method (base/config/knobs.def). INVALID_ARGUMENT names the key, the value
+ * and the expectation. */
 struct rk_status *rk_objective_read(struct rk_objective *out, rk_objective_kind_t kind,
                                     const struct rk_json *options) RK_NODISCARD;
 /* Adds the gradients with respect to the objective's outputs to `grads`, and updates the metrics of the

@@ -7,16 +7,16 @@
 #ifndef RK_MEMORY_H
 #define RK_MEMORY_H
 
-#include "base/rk_mesh.h"
+#include "base/layout/rk_mesh.h"
 #include "engine/rk_rollout.h"
 #include "engine/rk_train.h"
 
 RK_BEGIN_DECLS
 
 /* Largest calls that a role will get, in tokens of one packed pass over all its cp ranks; 0: no such passes.
- * With cp above 1 the ranks pad every sequence to a multiple of 2 cp tp (base/rk_zigzag.h): a plan covers the
- * padding of sequences with at least 8 times as many tokens. A pass over shorter sequences may need more
- * memory than planned. */
+ * With cp above 1 the ranks pad every sequence to a multiple of 2 cp tp (base/layout/rk_zigzag.h): a plan
+ * covers the padding of sequences with at least 8 times as many tokens. A pass over shorter sequences may
+ * need more memory than planned. */
 struct rk_memory_limits {
     int64_t train_tokens;    /* of a training micro-batch */
     int64_t log_prob_tokens; /* of a micro-batch of a log-prob pass */

@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #include "base/rk_json.h"
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 #include "base/rk_status.h"
 #include "engine/rk_comm.h"
 #include "engine/rk_param.h"
@@ -313,7 +313,7 @@ struct rk_status *rk_model_check_temperature(double temperature) RK_NODISCARD;
 
 /* A packed micro-batch, in host memory. num_seqs 0 is the empty micro-batch: it takes part in every
  * collective. All tp and cp ranks pass the same whole micro-batch and get the outputs of all of its
- * positions; each cp rank computes those of its tokens (base/rk_zigzag.h). */
+ * positions; each cp rank computes those of its tokens (base/layout/rk_zigzag.h). */
 struct rk_packed {
     int32_t num_seqs;
     int64_t num_tokens;

@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #include "base/rk_dtype.h"
-#include "base/rk_mesh.h"
+#include "base/layout/rk_mesh.h"
 #include "engine/rk_comm.h"
 
 RK_BEGIN_DECLS

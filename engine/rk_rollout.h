@@ -8,15 +8,15 @@
 
 #include <stdbool.h>
 
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 #include "engine/rk_model.h"
 
 RK_BEGIN_DECLS
 
 struct rk_rollout;
 
-/* From the options of init_model (base/knobs.def): max_num_batched_tokens is the limit of one engine step,
- * including prefill; max_model_len 0 is max_position_embeddings; the caller of rk_rollout_create has
+/* From the options of init_model (base/config/knobs.def): max_num_batched_tokens is the limit of one engine
+ * step, including prefill; max_model_len 0 is max_position_embeddings; the caller of rk_rollout_create has
  * converted gpu_memory_utilization to num_blocks. */
 struct rk_rollout_config {
     RK_ROLLOUT_KNOBS(RK_KNOB_FIELD, , , )

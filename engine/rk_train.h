@@ -9,8 +9,8 @@
 #ifndef RK_TRAIN_H
 #define RK_TRAIN_H
 
-#include "base/rk_knobs.h"
-#include "base/rk_pipeline.h"
+#include "base/config/rk_knobs.h"
+#include "base/layout/rk_pipeline.h"
 #include "engine/rk_loss.h"
 #include "engine/rk_model.h"
 
@@ -29,8 +29,8 @@ typedef enum rk_lr_style {
  * not overlap the backward pass, takes longer. */
 #define RK_BUCKET_ELEMENTS ((int64_t)40000000)
 
-/* Read from the options of init_model (base/knobs.def), complete and checked: the number of warm-up steps is
- * given or computed from the ratio; the number of decay steps defaults to that of the run. */
+/* Read from the options of init_model (base/config/knobs.def), complete and checked: the number of warm-up
+ * steps is given or computed from the ratio; the number of decay steps defaults to that of the run. */
 struct rk_optim_config {
     RK_OPTIM_KNOBS(RK_KNOB_FIELD, , , )
     /* Row of the optimizer table. NULL: gradients only, without masters, state and steps (benchmarks,
@@ -104,8 +104,9 @@ struct rk_train_work {
     void *user;
 };
 /* Collective: rk_train_micro_batch of each; the stages of a pipeline overlap several, in the order of its
- * schedule (base/rk_pipeline.h). INVALID_ARGUMENT for a number of micro-batches that an interleaved schedule
- * does not support. CANCELLED on all ranks, with the gradients lost, when the hooks of a stage ask to stop.
+ * schedule (base/layout/rk_pipeline.h). INVALID_ARGUMENT for a number of micro-batches that an interleaved
+ * schedule does not support. CANCELLED on all ranks, with the gradients lost, when the hooks of a stage ask
+ * to stop.
  */
 struct rk_status *rk_train_micro_batches(struct rk_model *model,
                                          const struct rk_train_work *work) RK_NODISCARD;

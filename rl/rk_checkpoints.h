@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_json.h"
 #include "base/rk_str.h"
 #include "rl/rk_flows.h"

@@ -2,7 +2,7 @@
 #ifndef RK_FLOWS_H
 #define RK_FLOWS_H
 
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "rl/rk_flow.h"
 #include "rl/rk_inputs.h"
 #include "rl/rk_job.h"

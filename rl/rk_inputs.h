@@ -4,7 +4,7 @@
 #ifndef RK_INPUTS_H
 #define RK_INPUTS_H
 
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "rl/rk_flow.h"
 #include "rl/rk_algo.h"
 #include "text/rk_chat.h"

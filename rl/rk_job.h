@@ -5,10 +5,10 @@
 #include <stdint.h>
 
 #include "base/rk_array.h"
-#include "base/rk_config.h"
-#include "base/rk_preference.h"
-#include "base/rk_mesh.h"
-#include "base/rk_rollout_correction.h"
+#include "base/config/rk_config.h"
+#include "base/math/rk_preference.h"
+#include "base/layout/rk_mesh.h"
+#include "base/math/rk_rollout_correction.h"
 #include "base/rk_status.h"
 #include "rl/rk_algo.h"
 #include "driver/rk_driver.h"
@@ -160,7 +160,7 @@ extern const struct rk_job_rule rk_job_prompt_rules[], rk_job_example_rules[];
 void rk_job_refuse_keys(const struct rk_config *job, const char *const *keys, const char *instead,
                         struct rk_str *problems);
 
-/* The rows of base/knobs.def as options: those of a group that the job does not leave null. */
+/* The rows of base/config/knobs.def as options: those of a group that the job does not leave null. */
 typedef enum rk_job_knobs {
     RK_JOB_KNOBS_LOSS,
     RK_JOB_KNOBS_DPO,

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_json.h"
 #include "base/rk_status.h"
 #include "base/rk_str.h"

@@ -12,7 +12,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_file.h"
 #include "base/rk_log.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "base/rk_time.h"
 #include "base/rk_small_file.h"

@@ -10,7 +10,7 @@ BEGIN {
         "rk_malloc, rk_try_alloc, rk_free, rk_strdup, rk_format")
     ban("getenv|secure_getenv", "^base/rk_env[.]c$", "rk_env")
     ban("printf|vprintf|puts|putchar", "^(cmd/|daemon/main[.]c$|tests/|bench/|examples/)", "the log or a returned text")
-    ban("getaddrinfo|gethostbyname|gethostbyname2", "^(base/rk_net[.]c$|tests/)", "rk_net_resolve, which knows localhost")
+    ban("getaddrinfo|gethostbyname|gethostbyname2", "^(base/net/rk_net[.]c$|tests/)", "rk_net_resolve, which knows localhost")
     ban("exit", "^(cmd/|daemon/main[.]c$|tests/|bench/|examples/)", "a status")
     ban("cudaMalloc", "^(kernels/cuda/device_cuda[.]c$|bench/lab/)", "rk_device")
     ban("cudaDeviceSynchronize", "^bench/", "a stream or an event")

@@ -2,7 +2,7 @@
 #include "worker/worker_internal.h"
 
 #include "base/rk_alloc.h"
-#include "base/rk_pipeline.h"
+#include "base/layout/rk_pipeline.h"
 #include "dispatch/rk_plan.h"
 
 #define bad_field(...) RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", __VA_ARGS__)

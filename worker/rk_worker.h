@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #include "base/rk_json.h"
-#include "base/rk_mesh.h"
+#include "base/layout/rk_mesh.h"
 #include "base/rk_status.h"
 #include "dispatch/rk_batch.h"
 #include "proto/limits.h"
@@ -103,7 +103,7 @@ struct rk_job *rk_job_create(rk_job_kind_t kind);
 void rk_job_destroy(struct rk_job *job); /* frees what it owns; NULL is a no-op */
 void rk_job_add_metric(struct rk_job_call *job, const char *name, double value, const char *reduce);
 
-struct rk_tls; /* base/rk_tls.h */
+struct rk_tls; /* base/net/rk_tls.h */
 
 struct rk_worker_config {
     size_t struct_size;

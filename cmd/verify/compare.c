@@ -10,7 +10,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_ckpt_shard.h"
+#include "base/format/rk_ckpt_shard.h"
 
 #define BLOCK_ELEMENTS ((int64_t)1 << 20)
 

@@ -7,7 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_ckpt_shard.h"
+#include "base/format/rk_ckpt_shard.h"
 #include "base/rk_map.h"
 
 /* The part of a tensor in a shard. */

@@ -8,7 +8,7 @@
 
 #include "base/rk_array.h"
 #include "base/rk_json.h"
-#include "base/rk_mesh.h"
+#include "base/layout/rk_mesh.h"
 #include "base/rk_status.h"
 #include "base/rk_str.h"
 

@@ -2,7 +2,7 @@
 #ifndef RK_CKPT_INTERNAL_H
 #define RK_CKPT_INTERNAL_H
 
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 #include "base/rk_status.h"
 #include "engine/model/model_internal.h"
 

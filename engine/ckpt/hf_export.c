@@ -19,7 +19,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_fault.h"
 #include "base/rk_file.h"
-#include "base/rk_mesh.h"
+#include "base/layout/rk_mesh.h"
 #include "base/rk_str.h"
 
 #define SHARD_BYTES_DEFAULT ((int64_t)5000000000)

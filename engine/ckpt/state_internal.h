@@ -10,9 +10,9 @@
 #include <stdatomic.h>
 
 #include "base/rk_array.h"
-#include "base/rk_ckpt_dir.h"
-#include "base/rk_ckpt_shard.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_ckpt_dir.h"
+#include "base/format/rk_ckpt_shard.h"
+#include "base/format/rk_safetensors.h"
 #include "engine/model/model_internal.h"
 #include "engine/optim/optim_internal.h"
 #include "engine/rk_checkpoint.h"

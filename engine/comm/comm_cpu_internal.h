@@ -16,7 +16,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-#include "base/rk_tls.h"
+#include "base/net/rk_tls.h"
 #include "engine/comm/comm_internal.h"
 
 /* --- endpoints (comm_cpu_endpoint.c) --- */

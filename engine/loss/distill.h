@@ -10,7 +10,7 @@
 #ifndef RK_DISTILL_H
 #define RK_DISTILL_H
 
-#include "base/rk_kl.h"
+#include "base/math/rk_kl.h"
 #include "engine/loss/policy.h"
 
 struct rk_distill_config {

@@ -1,6 +1,6 @@
 /* Bypass mode: trains against the rollout's log-probs, which are in the column old_log_probs, without
  * log-probs of the policy before the update. In every micro-batch l = log_prob - old gives importance weights
- * w and rejects tokens and responses (base/rk_rollout_correction.h). For a token that is kept:
+ * w and rejects tokens and responses (base/math/rk_rollout_correction.h). For a token that is kept:
  *
  *   loss_type ppo_clip    the dual-clip loss of loss_vanilla.c, without w: the ratio contains it
  *   loss_type reinforce   -A log_prob w, w = 1 without rollout_is; no gradient flows through w
@@ -11,7 +11,7 @@
  * and rows before rejection, to which a row without tokens adds means of log-probs of 0, a perplexity of 1.
  * verl's compute_policy_loss_bypass_mode. */
 #include "base/rk_alloc.h"
-#include "base/rk_rollout_correction.h"
+#include "base/math/rk_rollout_correction.h"
 #include "engine/loss/policy.h"
 
 struct config {

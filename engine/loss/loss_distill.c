@@ -1,6 +1,6 @@
 /* On-policy distillation on the sampled tokens, added to the policy loss or instead of it: the value of a
- * token is e(x), an estimator of base/rk_kl.h with x = log_prob - teacher_log_probs; distill.h defines the
- * loss from it. k1 has a constant gradient and is rejected without use_policy_gradient.
+ * token is e(x), an estimator of base/math/rk_kl.h with x = log_prob - teacher_log_probs; distill.h defines
+ * the loss from it. k1 has a constant gradient and is rejected without use_policy_gradient.
  *
  * Metrics: those of distill.h, and abs_loss, the mean of |e|. Names as in verl; GKD, arXiv:2306.13649. */
 #include "engine/loss/distill.h"

@@ -1,5 +1,5 @@
 /* Losses on pairs of a chosen and a rejected response, sequences 2i and 2i + 1 of the micro-batch; the
- * formulas: base/rk_preference.h.
+ * formulas: base/math/rk_preference.h.
  *
  * The loss is their mean over the pairs of the mini-batch, half its sequences. A pair with an empty response
  * adds nothing (the driver rejects such data, but the padding of a layout has this form). Metrics, as means
@@ -7,7 +7,7 @@
  * rewards/accuracies of x_c > x_r, logps/chosen and logps/rejected. */
 #include "engine/loss/loss_internal.h"
 
-#include "base/rk_preference.h"
+#include "base/math/rk_preference.h"
 
 struct config {
     RK_DPO_KNOBS(RK_KNOB_FIELD, , , )

@@ -1,8 +1,8 @@
-/* KL to the reference policy, kl_loss_coef * KL: estimators in base/rk_kl.h. Metric kl_loss: the KL without
- * its coefficient. */
+/* KL to the reference policy, kl_loss_coef * KL: estimators in base/math/rk_kl.h. Metric kl_loss: the KL
+ * without its coefficient. */
 #include "engine/loss/loss_internal.h"
 
-#include "base/rk_kl.h"
+#include "base/math/rk_kl.h"
 
 struct kl_config {
     RK_KL_LOSS_KNOBS(RK_KNOB_FIELD, , , )

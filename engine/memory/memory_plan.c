@@ -4,7 +4,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_zigzag.h"
+#include "base/layout/rk_zigzag.h"
 #include "engine/comm/comm_internal.h"
 #include "engine/model/model_internal.h"
 #include "engine/optim/optim_internal.h"

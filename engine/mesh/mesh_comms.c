@@ -1,6 +1,6 @@
-/* Communicators of a mesh: one partition of the world per kind of group, computed by base/rk_mesh.h, created
- * in the same order on all ranks. */
-#include "base/rk_mesh.h"
+/* Communicators of a mesh: one partition of the world per kind of group, computed by base/layout/rk_mesh.h,
+ * created in the same order on all ranks. */
+#include "base/layout/rk_mesh.h"
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"

@@ -5,7 +5,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_mesh.h"
+#include "base/layout/rk_mesh.h"
 
 /* Declares the weight of a norm of the residual stream. */
 static struct rk_weight declare_norm(struct rk_model_core *core, const char *name)

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/rk_assert.h"
-#include "base/rk_hf_config.h"
+#include "base/format/rk_hf_config.h"
 
 static const struct rk_model_family *const families[] = {
     &rk_family_llama,     &rk_family_qwen2,     &rk_family_qwen3,   &rk_family_mistral,

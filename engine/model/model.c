@@ -6,7 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_mesh.h"
+#include "base/layout/rk_mesh.h"
 #include "engine/ckpt/state_internal.h"
 #include "engine/optim/optim_internal.h"
 #include "engine/pipeline/pipeline_internal.h"

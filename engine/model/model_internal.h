@@ -5,7 +5,7 @@
 
 #include "base/rk_arena.h"
 #include "base/rk_array.h"
-#include "base/rk_pipeline.h"
+#include "base/layout/rk_pipeline.h"
 #include "engine/model/params_internal.h"
 #include "engine/nn/nn_internal.h"
 #include "engine/rk_model.h"
@@ -29,7 +29,7 @@ struct rk_layer_kind {
 };
 
 struct rk_model_family {
-    const char *name; /* config.json's model_type; base/rk_hf_config.c lists those of the table */
+    const char *name; /* config.json's model_type; base/format/rk_hf_config.c lists those of the table */
     uint32_t abi;     /* RK_FAMILY_ABI */
     /* Required. Reads config.json into `out`, whose family is set; rejects values that the family does not
      * implement. If layers differ, sets the kind of each in out->layer_kinds. */

@@ -3,7 +3,7 @@
 #ifndef RK_HEAD_LM_INTERNAL_H
 #define RK_HEAD_LM_INTERNAL_H
 
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 #include "engine/nn/nn_internal.h"
 
 /* --- head_lm.c --- */

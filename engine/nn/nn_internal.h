@@ -14,7 +14,7 @@
 
 #include "base/rk_arena.h"
 #include "base/rk_status.h"
-#include "base/rk_zigzag.h"
+#include "base/layout/rk_zigzag.h"
 #include "engine/model/params_internal.h"
 #include "engine/rk_comm.h"
 #include "engine/rk_model.h"
@@ -45,8 +45,8 @@ struct rk_paged_step {
     rk_tensor_t chosen;        /* none, or as in struct rk_pass: receives the choices of the routers */
 };
 
-/* A packed micro-batch split over the ranks of a cp group (base/rk_zigzag.h). Its sequences are padded at the
- * end; the whole micro-batch has num_keys rows, and every rank has num_keys / cp of them. */
+/* A packed micro-batch split over the ranks of a cp group (base/layout/rk_zigzag.h). Its sequences are padded
+ * at the end; the whole micro-batch has num_keys rows, and every rank has num_keys / cp of them. */
 struct rk_context {
     struct rk_comm_group *group;
     int64_t num_keys;

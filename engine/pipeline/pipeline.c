@@ -1,4 +1,4 @@
-/* The executor of a pipeline's schedule (base/rk_pipeline.h). Entry point: rk_pipeline_run.
+/* The executor of a pipeline's schedule (base/layout/rk_pipeline.h). Entry point: rk_pipeline_run.
  *
  * A slot holds the tensors that a chunk saves of a micro-batch for its backward pass. It is taken when the
  * input of the forward step is received (or computed, on the first chunk), and released when the gradient of

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 #include "base/rk_log.h"
 #include "kernels/cuda/archs.h"

@@ -1,11 +1,11 @@
-/* KL in the reward: r_t = score_t - kl_coef * KL_t of old_log_probs and ref_log_prob (base/rk_kl.h). Masked
- * positions keep their score. */
+/* KL in the reward: r_t = score_t - kl_coef * KL_t of old_log_probs and ref_log_prob (base/math/rk_kl.h).
+ * Masked positions keep their score. */
 #include "rl/rk_algo.h"
 
 #include <math.h>
 #include <stdbool.h>
 
-#include "base/rk_kl.h"
+#include "base/math/rk_kl.h"
 
 /* Writes the row's rewards; adds the masked mean of its KL to *total. Returns whether it has one. */
 static bool apply_row(float *rewards, double *total, const struct rk_kl_reward_in *in, int64_t row,

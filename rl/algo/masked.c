@@ -4,7 +4,7 @@
 #include <math.h>
 
 #include "base/rk_assert.h"
-#include "base/rk_rollout_correction.h"
+#include "base/math/rk_rollout_correction.h"
 
 #define VARIANCE_EPSILON 1e-8
 

@@ -1,9 +1,9 @@
-/* Rollout correction of a whole batch (base/rk_rollout_correction.h has the formulas of a row). */
+/* Rollout correction of a whole batch (base/math/rk_rollout_correction.h has the formulas of a row). */
 #ifndef RK_ROLLOUT_CORRECTION_INTERNAL_H
 #define RK_ROLLOUT_CORRECTION_INTERNAL_H
 
 #include "base/rk_json.h"
-#include "base/rk_rollout_correction.h"
+#include "base/math/rk_rollout_correction.h"
 
 /* [B, R], row-major. */
 struct rk_rollout_corr_in {

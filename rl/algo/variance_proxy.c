@@ -3,7 +3,7 @@
  * verl (compute_variance_proxy_metrics). */
 #include <math.h>
 
-#include "base/rk_rollout_correction.h"
+#include "base/math/rk_rollout_correction.h"
 #include "rl/algo/algo_internal.h"
 
 #define WEIGHT_SQUARE_MIN 1e-10

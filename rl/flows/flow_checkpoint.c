@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_ckpt_dir.h"
+#include "base/format/rk_ckpt_dir.h"
 #include "base/rk_log.h"
 #include "rl/rk_checkpoints.h"
 #include "base/rk_small_file.h"

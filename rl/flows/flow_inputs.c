@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 #include "base/rk_log.h"
 #include "rl/rk_estimate.h"
 #include "base/rk_small_file.h"

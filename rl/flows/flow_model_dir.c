@@ -4,7 +4,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_file_kind.h"
-#include "base/rk_hf_config.h"
+#include "base/format/rk_hf_config.h"
 #include "base/rk_str.h"
 #include "rl/rk_estimate.h"
 #include "rl/rk_flows.h"

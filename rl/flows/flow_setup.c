@@ -7,7 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"
 #include "base/rk_small_file.h"

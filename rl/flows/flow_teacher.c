@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 #include "base/rk_log.h"
 #include "rl/rk_flows.h"
 #include "rl/rk_hub.h"

@@ -8,7 +8,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_file.h"
 #include "base/rk_file_kind.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "base/rk_small_file.h"
 #include "rl/rk_flows.h"

@@ -1,6 +1,6 @@
 /* Passes over the batch without training: log-probs of the policy and of its reference. */
 
-#include "base/rk_loss_agg.h"
+#include "base/math/rk_loss_agg.h"
 #include "rl/flows/steps_internal.h"
 #include "rl/rk_job.h"
 #include "proto/rk_methods.h"

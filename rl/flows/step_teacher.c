@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/rk_assert.h"
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 #include "rl/flows/steps_internal.h"
 #include "rl/rk_job.h"
 #include "proto/rk_methods.h"

@@ -4,8 +4,8 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_kl.h"
-#include "base/rk_knobs.h"
+#include "base/math/rk_kl.h"
+#include "base/config/rk_knobs.h"
 #include "base/rk_log.h"
 #include "rl/rk_job.h"
 #include "proto/rk_methods.h"

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 #include "base/rk_log.h"
 #include "rl/rk_job.h"
 #include "driver/rk_driver.h"

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 #include "base/rk_log.h"
 #include "rl/rk_job.h"
 #include "proto/rk_methods.h"

@@ -6,8 +6,8 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_knobs.h"
-#include "base/rk_pipeline.h"
+#include "base/config/rk_knobs.h"
+#include "base/layout/rk_pipeline.h"
 #include "rl/rk_job.h"
 #include "proto/rk_methods.h"
 

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 #include "proto/rk_methods.h"
 
 #define MODE     RK_JOB_ACTOR RK_KNOB_REPLAY

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_ckpt_dir.h"
+#include "base/format/rk_ckpt_dir.h"
 #include "base/rk_log.h"
 #include "rl/rk_flow.h"
 #include "rl/rk_loggers.h"

@@ -1,6 +1,6 @@
 /* verl's keys: the table as rows of a configuration, and as a page. */
 #include "base/rk_alloc.h"
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 #include "rl/rk_job.h"
 #include "rl/job/verl_defaults.def"
 #include "rl/job/verl_keys.def"

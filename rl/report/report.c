@@ -4,7 +4,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_file.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 #include "base/rk_time.h"
 #include "base/rk_small_file.h"
 #include "rl/rk_jsonl.h"

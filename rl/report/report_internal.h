@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #include "base/rk_array.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_str.h"
 
 /* --- plots (svg.c) --- */

@@ -16,7 +16,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_secret.h"
+#include "base/net/rk_secret.h"
 #include "base/rk_str.h"
 #include "base/rk_time.h"
 #include "base/rk_small_file.h"

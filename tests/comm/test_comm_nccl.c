@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_time.h"
 #include "engine/rk_comm.h"
 #include "tests/comm/comm_fixture.h"

@@ -9,7 +9,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_env.h"
 #include "base/rk_rng.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "engine/rk_comm.h"
 #include "tests/support/device.h"
 #include "tests/support/fake_nccl.h"

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 #include "engine/rk_comm.h"
 #include "tests/support/fake_nccl.h"

@@ -7,9 +7,9 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
-#include "base/rk_mesh.h"
+#include "base/layout/rk_mesh.h"
 #include "base/rk_str.h"
 #include "tests/support/device.h"
 #include "tests/support/models.h"

@@ -10,7 +10,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 
 /* Rough costs; strict numerics have GEMMs of their own. A one-rank run is made once for each model and dtype,

@@ -15,7 +15,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 #include "base/rk_rng.h"
 #include "base/rk_time.h"

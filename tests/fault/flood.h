@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "base/rk_str.h"
-#include "base/rk_tls.h"
+#include "base/net/rk_tls.h"
 
 RK_BEGIN_DECLS
 

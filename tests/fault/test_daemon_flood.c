@@ -11,7 +11,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 #include "base/rk_time.h"
 #include "tests/fault/flood.h"

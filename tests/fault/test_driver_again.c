@@ -5,7 +5,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_arena.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 #include "base/rk_time.h"
 #include "driver/rk_driver.h"

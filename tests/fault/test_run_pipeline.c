@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 #include "base/rk_str.h"
 #include "base/rk_time.h"

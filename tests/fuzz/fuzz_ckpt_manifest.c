@@ -7,7 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_ckpt_dir.h"
+#include "base/format/rk_ckpt_dir.h"
 #include "base/rk_str.h"
 
 static void check_accepted(const struct rk_ckpt_manifest *manifest)

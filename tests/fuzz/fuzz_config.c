@@ -6,7 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 
 static const struct rk_config_key keys[] = {
     {"device", RK_CONFIG_STRING, "\"cpu\"", 0, 0, NULL, 0, "device"},

@@ -15,7 +15,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_crc32c.h"
 #include "base/rk_env.h"
 #include "base/rk_str.h"

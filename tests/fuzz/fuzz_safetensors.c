@@ -3,7 +3,7 @@
 #include "tests/fuzz/fuzz.h"
 
 #include "base/rk_assert.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "rl/rk_algo.h"
 #include "tests/support/test.h"

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_rollout_correction.h"
+#include "base/math/rk_rollout_correction.h"
 #include "base/rk_str.h"
 #include "tests/support/losses.h"
 

@@ -6,7 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_json.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "engine/rk_train.h"
 #include "tests/support/device.h"

@@ -9,7 +9,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_rng.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "tests/support/losses.h"
 

@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-#include "base/rk_zigzag.h"
+#include "base/layout/rk_zigzag.h"
 
 #define MAX_SEQS 4
 #define MAX_ROWS 1024

@@ -10,7 +10,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 #include "base/rk_str.h"
 #include "base/rk_time.h"

@@ -5,7 +5,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
-#include "base/rk_tls.h"
+#include "base/net/rk_tls.h"
 #include "tests/proc/cli_fixture.h"
 
 static mode_t mode_of(const char *dir, const char *name)

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_ckpt_dir.h"
+#include "base/format/rk_ckpt_dir.h"
 #include "base/rk_str.h"
 #include "tests/proc/cli_fixture.h"
 

@@ -5,7 +5,7 @@
  * RK_TEST_DAEMONS: selects the layouts with that many daemons (default 4). RK_TEST_DEVICE=cuda: on as many
  * GPUs. */
 #include "base/rk_alloc.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 #include "base/rk_str.h"
 #include "tests/proc/cli_fixture.h"

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 #include "base/rk_str.h"
 #include "tests/proc/cli_fixture.h"

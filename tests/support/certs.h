@@ -3,8 +3,8 @@
 #ifndef RK_TEST_CERTS_H
 #define RK_TEST_CERTS_H
 
-#include "base/rk_certs.h"
-#include "base/rk_tls.h"
+#include "base/net/rk_certs.h"
+#include "base/net/rk_tls.h"
 
 RK_BEGIN_DECLS
 

@@ -10,7 +10,7 @@
 #include "base/rk_arena.h"
 #include "base/rk_status.h"
 #include "base/rk_str.h"
-#include "base/rk_tls.h"
+#include "base/net/rk_tls.h"
 #include "proto/rk_messages.h"
 #include "proto/rk_rpcs.h"
 #include "proto/rk_stream.h"

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/rk_assert.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 #include "engine/rk_plugin.h"
 #include "tests/support/graph_device.h"

@@ -14,7 +14,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
 #include "base/rk_assert.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_dtype.h"
 #include "base/rk_env.h"
 #include "base/rk_status.h"

@@ -2,8 +2,8 @@
 #ifndef RK_TEST_LOSSES_H
 #define RK_TEST_LOSSES_H
 
-#include "base/rk_loss_agg.h"
-#include "base/rk_safetensors.h"
+#include "base/math/rk_loss_agg.h"
+#include "base/format/rk_safetensors.h"
 #include "engine/rk_loss.h"
 
 RK_BEGIN_DECLS

@@ -5,7 +5,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_mesh.h"
+#include "base/layout/rk_mesh.h"
 #include "base/rk_str.h"
 #include "tests/support/device.h"
 

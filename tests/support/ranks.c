@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/rk_assert.h"
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 #include "base/rk_time.h"
 #include "tests/support/certs.h"

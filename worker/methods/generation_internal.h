@@ -2,7 +2,7 @@
 #ifndef RK_GENERATION_INTERNAL_H
 #define RK_GENERATION_INTERNAL_H
 
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 #include "worker/worker_internal.h"
 
 #define RK_GENERATION_EOS_MAX 64 /* models have one to three */

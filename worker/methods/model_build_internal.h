@@ -2,7 +2,7 @@
 #ifndef RK_MODEL_BUILD_INTERNAL_H
 #define RK_MODEL_BUILD_INTERNAL_H
 
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 #include "worker/worker_internal.h"
 
 struct rk_init_knobs {

@@ -1,4 +1,4 @@
-#include "base/rk_ckpt_dir.h"
+#include "base/format/rk_ckpt_dir.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_file.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "tests/support/test.h"
 

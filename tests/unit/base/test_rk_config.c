@@ -1,4 +1,4 @@
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 
 #include <stdio.h>
 #include <stdlib.h>

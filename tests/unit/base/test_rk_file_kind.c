@@ -7,7 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_json.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "tests/support/test.h"
 

@@ -1,5 +1,5 @@
 /* The KL estimators. */
-#include "base/rk_kl.h"
+#include "base/math/rk_kl.h"
 
 #include <math.h>
 

@@ -1,5 +1,5 @@
 /* Knobs: rows become fields of a struct and the checked reading of options. */
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 
 #include <math.h>
 #include <string.h>

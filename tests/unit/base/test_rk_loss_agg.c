@@ -1,5 +1,5 @@
 /* Aggregation modes: packed weights and a padded matrix give the same numbers. */
-#include "base/rk_loss_agg.h"
+#include "base/math/rk_loss_agg.h"
 
 #include <math.h>
 

@@ -1,5 +1,5 @@
 /* Manual pages: text that man(7) would interpret as a request or a hyphen is escaped. */
-#include "base/rk_manual.h"
+#include "base/config/rk_manual.h"
 
 #include <string.h>
 

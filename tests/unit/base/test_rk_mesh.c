@@ -1,4 +1,4 @@
-#include "base/rk_mesh.h"
+#include "base/layout/rk_mesh.h"
 
 #include <stdio.h>
 #include <string.h>

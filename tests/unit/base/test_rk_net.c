@@ -1,4 +1,4 @@
-#include "base/rk_net.h"
+#include "base/net/rk_net.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

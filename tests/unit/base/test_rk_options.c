@@ -1,4 +1,4 @@
-#include "base/rk_options.h"
+#include "base/config/rk_options.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* Layer tables: the options' formulas, rejected options, and explicit tables. */
-#include "base/rk_pipeline.h"
+#include "base/layout/rk_pipeline.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* Messages: every input arrives before its step, synchronous sends do not deadlock, and they cost little
  * time. */
-#include "base/rk_pipeline.h"
+#include "base/layout/rk_pipeline.h"
 
 #include "base/rk_alloc.h"
 #include "tests/support/test.h"

@@ -1,5 +1,5 @@
 /* Schedules: the exact lists, live activations, senders and receivers. */
-#include "base/rk_pipeline.h"
+#include "base/layout/rk_pipeline.h"
 
 #include <string.h>
 

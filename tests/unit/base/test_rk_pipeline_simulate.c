@@ -1,5 +1,5 @@
 /* Schedules in simulated time: bubbles, deadlocks, order of dependent steps, and the drawing. */
-#include "base/rk_pipeline.h"
+#include "base/layout/rk_pipeline.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* The losses of pairs. */
-#include "base/rk_preference.h"
+#include "base/math/rk_preference.h"
 
 #include <math.h>
 

@@ -1,5 +1,5 @@
 /* Keys and row arithmetic of rollout correction against worked numbers (f64, by verl's definitions). */
-#include "base/rk_rollout_correction.h"
+#include "base/math/rk_rollout_correction.h"
 
 #include <math.h>
 #include <stdio.h>

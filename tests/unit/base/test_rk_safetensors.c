@@ -1,4 +1,4 @@
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 
 #include <dirent.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
 /* TLS over socket pairs, both sides in this thread. The test creates the certificates. */
-#include "base/rk_tls.h"
+#include "base/net/rk_tls.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -1,5 +1,5 @@
 /* The zig-zag split of context parallelism. */
-#include "base/rk_zigzag.h"
+#include "base/layout/rk_zigzag.h"
 
 #include <string.h>
 

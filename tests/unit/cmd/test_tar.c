@@ -1,4 +1,4 @@
-#include "cmd/tar_internal.h"
+#include "base/format/rk_tar.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,8 +6,8 @@
 #include <sys/stat.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_ckpt_shard.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_ckpt_shard.h"
+#include "base/format/rk_safetensors.h"
 #include "cmd/verify_layout_internal.h"
 #include "rl/rk_job.h"
 #include "tests/support/test.h"

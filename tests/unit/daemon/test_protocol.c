@@ -8,7 +8,7 @@
 
 #include <grpc/grpc.h>
 
-#include "base/rk_config.h"
+#include "base/config/rk_config.h"
 #include "base/rk_env.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"

@@ -1,7 +1,7 @@
 /* Batches on disk: round trips, files written by the safetensors library, and files that are not batches. */
 #include "tests/unit/dispatch/batch_util.h"
 
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 
 static void assert_same(const struct rk_batch *a, const struct rk_batch *b)
 {

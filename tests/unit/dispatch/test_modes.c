@@ -236,7 +236,7 @@ static void test_create_unknown_mode_lists_the_known_ones(void **state)
 #define NUM_16 16
 
 /* Coordinates of a position, computed by counting in mixed radix along the order, independently of the
- * strides of base/rk_mesh.c. */
+ * strides of base/layout/rk_mesh.c. */
 struct spot {
     int32_t t, c, d, p;
 };

@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_ckpt_dir.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_ckpt_dir.h"
+#include "base/format/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "engine/ckpt/state_internal.h"
 #include "tests/support/models.h"

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_ckpt_dir.h"
+#include "base/format/rk_ckpt_dir.h"
 #include "base/rk_str.h"
 #include "engine/model/model_internal.h"
 #include "engine/optim/optim_internal.h"

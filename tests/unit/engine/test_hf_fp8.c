@@ -12,7 +12,7 @@
 #include "base/rk_json.h"
 #include "base/rk_log.h"
 #include "base/rk_rng.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "engine/ckpt/ckpt_internal.h"
 #include "engine/model/model_internal.h"

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_mesh.h"
+#include "base/layout/rk_mesh.h"
 #include "engine/rk_memory.h"
 #include "tests/support/models.h"
 

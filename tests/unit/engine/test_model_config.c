@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_hf_config.h"
+#include "base/format/rk_hf_config.h"
 #include "base/rk_str.h"
 #include "engine/model/model_internal.h"
 #include "engine/nn/nn_internal.h"

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_mesh.h"
+#include "base/layout/rk_mesh.h"
 #include "base/rk_rng.h"
 #include "base/rk_str.h"
 #include "engine/optim/optim_internal.h"

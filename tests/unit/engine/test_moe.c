@@ -8,7 +8,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_rng.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "engine/model/model_internal.h"
 #include "engine/nn/moe_internal.h"

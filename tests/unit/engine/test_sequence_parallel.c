@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_mesh.h"
+#include "base/layout/rk_mesh.h"
 #include "base/rk_str.h"
 #include "engine/optim/optim_internal.h"
 #include "engine/rk_memory.h"

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_ckpt_dir.h"
+#include "base/format/rk_ckpt_dir.h"
 #include "rl/rk_checkpoints.h"
 #include "rl/rk_job.h"
 #include "tests/support/test.h"

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "rl/rk_job.h"
 #include "proto/rk_methods.h"

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_safetensors.h"
+#include "base/format/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "rl/rk_job.h"
 #include "tests/proc/cli_fixture.h"

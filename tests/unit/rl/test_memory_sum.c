@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 #include "rl/rk_memory_sum.h"
 #include "proto/rk_methods.h"
 

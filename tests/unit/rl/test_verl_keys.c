@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 #include "tests/support/test.h"
 
 static struct rk_status *load(struct rk_config **job, const char *const *args)

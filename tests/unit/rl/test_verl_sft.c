@@ -5,7 +5,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 #include "rl/rk_job.h"
 #include "tests/support/test.h"
 

@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_knobs.h"
+#include "base/config/rk_knobs.h"
 #include "base/rk_str.h"
 
 #define ROWS    4

@@ -1,0 +1,279 @@
+/* Values of overrides in the grammar of Hydra, which verl's command lines use: True, None, 'text', [a,b],
+ * {a:1}, backslashes before special characters. JSON is read as JSON first. */
+#include "base/config/rk_config_internal.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_json.h"
+
+struct parser {
+    const char *p;
+    const char *problem; /* the first; static */
+    int depth;
+};
+
+static struct rk_json *parse_element(struct parser *parser);
+
+static void skip_spaces(struct parser *parser)
+{
+    while (*parser->p == ' ' || *parser->p == '\t')
+        parser->p++;
+}
+
+static struct rk_json *fail(struct parser *parser, const char *problem)
+{
+    if (!parser->problem)
+        parser->problem = problem;
+    return NULL;
+}
+
+/* '-12', '1_000', '1e-6', '.5'; not '007', which is text. NULL for text that is not a number. */
+static struct rk_json *parse_number(const char *text)
+{
+    const char *digits = text + (*text == '-' || *text == '+');
+    struct rk_json *number = NULL;
+    struct rk_str plain = {0};
+    bool is_integer = true;
+    char *end;
+
+    if (!isdigit((unsigned char)digits[0]) && !(digits[0] == '.' && isdigit((unsigned char)digits[1])))
+        return NULL;
+    if (digits[0] == '0' && isdigit((unsigned char)digits[1]))
+        return NULL;
+    if (strspn(text, "0123456789+-._eE") != strlen(text))
+        return NULL;
+    for (const char *p = text; *p; p++) {
+        bool is_gap = *p == '_' && p > text && isdigit((unsigned char)p[-1]) && isdigit((unsigned char)p[1]);
+
+        is_integer &= !strchr(".eE", *p);
+        if (!is_gap && !(*p == '+' && p == text))
+            rk_str_append_bytes(&plain, p, 1);
+    }
+    if (is_integer) {
+        int64_t value;
+
+        if (rk_parse_i64(rk_str_text(&plain), &value))
+            number = rk_json_new_int(value);
+    } else {
+        double value = strtod(rk_str_text(&plain), &end);
+
+        if (!*end)
+            number = rk_json_new_real(value);
+    }
+    rk_str_fini(&plain);
+    return number;
+}
+
+/* A word without quotes. */
+static struct rk_json *make_word(const char *text)
+{
+    struct rk_json *number = parse_number(text);
+
+    if (number)
+        return number;
+    if (strcasecmp(text, "true") == 0 || strcasecmp(text, "false") == 0)
+        return rk_json_new_bool(tolower((unsigned char)*text) == 't');
+    if (strcasecmp(text, "null") == 0 || strcmp(text, "None") == 0)
+        return rk_json_new_null();
+    return rk_json_new_string(text);
+}
+
+/* 'it\'s': a backslash escapes the quote, and a backslash before it; other backslashes are literal. */
+static struct rk_json *parse_quoted(struct parser *parser)
+{
+    char quote = *parser->p++;
+    struct rk_str text = {0};
+    struct rk_json *json;
+
+    while (*parser->p && *parser->p != quote) {
+        const char *run = parser->p;
+        size_t slashes = strspn(run, "\\");
+
+        if (slashes > 0 && run[slashes] == quote) {
+            rk_str_append_bytes(&text, run, slashes / 2);
+            parser->p += slashes;
+            if (slashes % 2 == 0)
+                break;
+        }
+        rk_str_append_bytes(&text, parser->p, 1);
+        parser->p++;
+    }
+    json =
+        *parser->p == quote ? rk_json_new_string(rk_str_text(&text)) : fail(parser, "a quote is not closed");
+    parser->p += *parser->p == quote;
+    rk_str_fini(&text);
+    return json;
+}
+
+/* Text up to one of `stops`, without the spaces around it. */
+static char *take_word(struct parser *parser, const char *stops)
+{
+    struct rk_str word = {0};
+    size_t bytes = 0; /* up to the last character that is no space */
+
+    while (*parser->p && !strchr(stops, *parser->p)) {
+        const char *close = rk_str_has_prefix(parser->p, "${") ? strchr(parser->p, '}') : NULL;
+        size_t run = close ? (size_t)(close + 1 - parser->p) : 1;
+
+        if (*parser->p == '\\' && parser->p[1] && strchr("\\()[]{}:=, \t", parser->p[1]))
+            parser->p++;
+        rk_str_append_bytes(&word, parser->p, run);
+        parser->p += run;
+        if (parser->p[-1] != ' ' && parser->p[-1] != '\t')
+            bytes = word.bytes;
+    }
+    if (word.text)
+        word.text[bytes] = '\0';
+    return rk_str_take(&word);
+}
+
+static struct rk_json *parse_word(struct parser *parser)
+{
+    char *word = take_word(parser, ",]}[{'\"");
+    struct rk_json *json = *word ? make_word(word) : fail(parser, "a value is missing");
+
+    rk_free(word);
+    return json;
+}
+
+/* After an element: true when another one follows. */
+static bool has_next(struct parser *parser, char close)
+{
+    skip_spaces(parser);
+    if (*parser->p == ',') {
+        parser->p++;
+        return true;
+    }
+    if (*parser->p == close)
+        parser->p++;
+    else
+        fail(parser, close == ']' ? "expected , or ]" : "expected , or }");
+    return false;
+}
+
+static bool is_empty(struct parser *parser, char close)
+{
+    skip_spaces(parser);
+    if (*parser->p != close)
+        return false;
+    parser->p++;
+    return true;
+}
+
+static struct rk_json *parse_list(struct parser *parser)
+{
+    struct rk_json *list = rk_json_new_array();
+
+    parser->p++;
+    if (is_empty(parser, ']'))
+        return list;
+    do {
+        struct rk_json *item = parse_element(parser);
+
+        if (item)
+            rk_json_append(list, item);
+    } while (!parser->problem && has_next(parser, ']'));
+    return list;
+}
+
+static void parse_member(struct parser *parser, struct rk_json *dict)
+{
+    struct rk_json *quoted = NULL, *value;
+    char *name;
+
+    skip_spaces(parser);
+    if (*parser->p == '\'' || *parser->p == '"')
+        quoted = parse_quoted(parser);
+    name = quoted ? rk_strdup(rk_json_as_string(quoted, "")) : take_word(parser, ":,]}[{'\"");
+    skip_spaces(parser);
+    if (!*name || *parser->p != ':')
+        fail(parser, "expected NAME:VALUE");
+    else {
+        parser->p++;
+        value = parse_element(parser);
+        if (value)
+            rk_json_set(dict, name, value);
+    }
+    rk_json_free(quoted);
+    rk_free(name);
+}
+
+static struct rk_json *parse_dict(struct parser *parser)
+{
+    struct rk_json *dict = rk_json_new_object();
+
+    parser->p++;
+    if (is_empty(parser, '}'))
+        return dict;
+    do {
+        parse_member(parser, dict);
+    } while (!parser->problem && has_next(parser, '}'));
+    return dict;
+}
+
+/* NULL, or a part of it, with a problem. */
+static struct rk_json *parse_element(struct parser *parser)
+{
+    struct rk_json *json;
+
+    if (parser->depth == RK_JSON_MAX_DEPTH)
+        return fail(parser, "nested too deeply");
+    parser->depth++;
+    skip_spaces(parser);
+    if (*parser->p == '[')
+        json = parse_list(parser);
+    else if (*parser->p == '{')
+        json = parse_dict(parser);
+    else if (*parser->p == '\'' || *parser->p == '"')
+        json = parse_quoted(parser);
+    else
+        json = parse_word(parser);
+    parser->depth--;
+    return json;
+}
+
+static struct rk_json *parse_structured(const char *text, const char **problem)
+{
+    struct parser parser = {.p = text};
+    struct rk_json *json = parse_element(&parser);
+
+    skip_spaces(&parser);
+    if (!parser.problem && *parser.p)
+        fail(&parser, "unexpected text after the value");
+    *problem = parser.problem;
+    if (!parser.problem)
+        return json;
+    rk_json_free(json);
+    return NULL;
+}
+
+struct rk_json *rk_config_parse_override(const struct rk_config_loader *loader, const char *path,
+                                         const char *text, const char **problem)
+{
+    struct rk_json *json = rk_config_parse_value(loader, path, text);
+    bool is_bare = rk_json_type(json) == RK_JSON_STRING && strcmp(rk_json_as_string(json, ""), text) == 0;
+    bool is_text = rk_config_holds_text(loader, path);
+
+    *problem = NULL;
+    if (!is_bare || !*text)
+        return json;
+    if (is_text ? *text != '\'' : !strchr("[{'\"", text[strspn(text, " ")])) {
+        struct parser parser = {.p = text};
+        char *word;
+
+        if (is_text && strcmp(text, "None") != 0)
+            return json;
+        rk_json_free(json);
+        skip_spaces(&parser);
+        word = take_word(&parser, "");
+        json = make_word(word);
+        rk_free(word);
+        return json;
+    }
+    rk_json_free(json);
+    return parse_structured(text, problem);
+}
