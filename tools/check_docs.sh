@@ -2,6 +2,7 @@
 # check_docs.sh [FOLDER]: checks statements of the documentation about the tree:
 #   - relative links of every page refer to an existing file;
 #   - README.md links to every page of docs/;
+#   - sources that pages of docs/ name by path exist, and identifiers of rankd are used in the sources;
 #   - every script has its run bit, as pages call them;
 #   - pages call pip only in a virtual environment, because Debian's refuses to install outside of one;
 #   - every RPC of the .proto files is served (a row of proto/rpcs.def), or the line above it says UNIMPLEMENTED;
@@ -40,6 +41,27 @@ fi
 for page in docs/*.md; do
     links README.md | grep -qxF "README.md $page" || echo "README.md: does not lead to $page"
 done >>"$problems"
+
+# Prints PAGE WORD for each word of that pattern in the inline code of the pages of docs/.
+code_words() {
+    for page in docs/*.md docs/adr/*.md; do
+        grep -oE '`[^`]*`' "$page" | grep -oE "$1" | sort -u | sed "s|^|$page |"
+    done
+}
+
+code_words '\b(base|proto|kernels|engine|dispatch|worker|daemon|text|driver|rl|cmd|tools|tests)(/[a-z0-9_.]+)*/[a-z0-9_]+\.[a-z]+\b' |
+    while read -r page path; do
+        [ -e "$path" ] || echo "$page: names $path, which does not exist"
+    done >>"$problems"
+
+known=$(mktemp)
+find base proto kernels engine dispatch worker daemon text driver rl cmd clients examples bench tests \
+    \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.def' -o -name '*.py' \) -exec cat {} + |
+    grep -oE '\b(rk|RK)_[A-Za-z0-9_]+' | sort -u >"$known"
+code_words '\b(rk|RK)_[A-Za-z0-9_]*[A-Za-z0-9]\b' | while read -r page name; do
+    grep -qxF "$name" "$known" || echo "$page: names $name, which no source has"
+done >>"$problems"
+rm -f "$known"
 
 # shellcheck disable=SC2086 # words
 grep -nE '(^|[$;&|] ?)(python3 -m pip|pip3?) install' $pages | cut -d: -f1,2 |
