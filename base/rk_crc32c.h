@@ -11,13 +11,13 @@ RK_BEGIN_DECLS
 
 /* Continues `crc` over these bytes; begin with 0. */
 uint32_t rk_crc32c(uint32_t crc, const void *data, size_t bytes);
-/* The same in plain C; rk_crc32c uses the processor's instruction where there is one. */
+/* rk_crc32c in plain C; rk_crc32c uses the processor's instruction where there is one. */
 uint32_t rk_crc32c_portable(uint32_t crc, const void *data, size_t bytes);
-/* Of A followed by B, from the checksums of both: parts can be summed at the same time. */
+/* Checksum of A followed by B, from the checksums of both: parts can be summed at the same time. */
 uint32_t rk_crc32c_join(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
-/* Of a whole file, and its size. Errors as of opening and reading files. */
+/* Checksum and size of a whole file. Errors as of opening and reading files. */
 struct rk_status *rk_crc32c_of_file(uint32_t *crc, uint64_t *bytes, const char *path) RK_NODISCARD;
-/* Of a part of a file. DATA_LOSS when the file ends earlier. */
+/* Checksum of a part of a file. DATA_LOSS when the file ends earlier. */
 struct rk_status *rk_crc32c_of_range(uint32_t *crc, const char *path, uint64_t begin,
                                      uint64_t bytes) RK_NODISCARD;
 

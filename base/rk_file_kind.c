@@ -136,7 +136,7 @@ static char *adapter_kind(const char *path)
     return kind;
 }
 
-/* Of a path that is a file. */
+/* Kind of a path that is a file. */
 static char *model_file_kind(const char *path)
 {
     const char *kind = rk_str_has_suffix(path, ".safetensors") ? NULL : rk_file_kind(path);
@@ -144,7 +144,7 @@ static char *model_file_kind(const char *path)
     return rk_strdup(kind ? kind : "is a file: expected the model's directory");
 }
 
-/* Of the weight files that would be read: the first one that is something else. */
+/* Kind of the first weight file that is something else, among those that would be read. */
 static char *weights_kind(const char *path)
 {
     static const char single[] = "model.safetensors";

@@ -15,11 +15,11 @@ RK_BEGIN_DECLS
 const char *rk_file_kind_of(const void *data, size_t bytes);
 /* The kind of a regular file; NULL also if it cannot be read. */
 const char *rk_file_kind(const char *path);
-/* Of a path that should be a directory with *.safetensors: a file, or a directory with something else
+/* What a path is that should be a directory with *.safetensors: a file, or a directory with something else
  * (adapter, GGUF, pickled weights, weight files that are git-lfs pointers); rk_free it. NULL if the directory
  * has weights, or nothing is known. */
 char *rk_model_dir_kind(const char *path);
-/* Of a directory without tokenizer.json: what it has instead; rk_free it, never NULL. */
+/* What a directory without tokenizer.json has instead; rk_free it, never NULL. */
 char *rk_tokenizer_dir_kind(const char *path);
 
 RK_END_DECLS

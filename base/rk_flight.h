@@ -28,7 +28,7 @@ RK_BEGIN_DECLS
 typedef enum rk_flight_kind {
     RK_FLIGHT_CALL,       /* a method: what "actor.update_actor", seq of the epoch */
     RK_FLIGHT_STATE,      /* of the daemon: what "BUSY", where the previous state */
-    RK_FLIGHT_LEASE,      /* what "granted", where the driver, seq the epoch */
+    RK_FLIGHT_LEASE,      /* what: "granted"; where: driver id; seq: lease epoch */
     RK_FLIGHT_ERROR,      /* the cause why an operation was ended, or the process failed */
     RK_FLIGHT_PHASE,      /* of a call: what the phase, where the call, seq of total */
     RK_FLIGHT_COLLECTIVE, /* what "all_reduce", where its group, seq in the group, bytes of this rank's input

@@ -26,7 +26,7 @@ static struct rk_json *wrap(json_t *value)
     return (struct rk_json *)value;
 }
 
-/* For the constructors: jansson returns NULL when memory is exhausted. */
+/* Check of the constructors: jansson returns NULL when memory is exhausted. */
 static struct rk_json *wrap_new(json_t *value)
 {
     RK_ASSERT(value != NULL);

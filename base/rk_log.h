@@ -29,9 +29,9 @@ void rk_log_set_format(rk_log_format_t format);
 void rk_log_set_context(const char *context);
 /* Sink for complete lines without newline; NULL restores stderr. */
 void rk_log_set_sink(void (*sink)(rk_log_level_t level, const char *line, void *user), void *user);
-/* Also called for every record, independent of the sink; NULL removes it. It is called by the thread that
- * logs, must not block and cannot log itself. `message` has `bytes` bytes and is not always UTF-8; `source`
- * is "file.c:12". */
+/* Function that gets every record too, independent of the sink; NULL removes it. It is called by the thread
+ * that logs, must not block and cannot log itself. `message` has `bytes` bytes and is not always UTF-8;
+ * `source` is "file.c:12". */
 typedef void (*rk_log_tap_t)(void *user, rk_log_level_t level, const char *message, size_t bytes,
                              const char *source);
 void rk_log_set_tap(rk_log_tap_t tap, void *user);

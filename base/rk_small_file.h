@@ -27,7 +27,7 @@ struct rk_status *rk_load_json_if_there(struct rk_json **out, const char *dir, c
 struct rk_status *rk_copy_if_there(const char *from_dir, const char *to_dir, const char *name) RK_NODISCARD;
 /* "base/path" unless path is absolute; "~/" at its beginning is the home directory. rk_free it. */
 char *rk_resolve_path(const char *base, const char *path);
-/* The same for a program: a name without a slash is found through PATH, so it stays. rk_free it. */
+/* rk_resolve_path for a program: a name without a slash is found through PATH, so it stays. rk_free it. */
 char *rk_resolve_program(const char *base, const char *name);
 /* `text` as the name of one file in a directory: without slashes, control characters, "." and
  * ".."; rk_free it. */

@@ -65,7 +65,7 @@ static inline int32_t rk_utf8_read(const char *text, int *bytes)
 }
 /* Appends the UTF-8 of a code point, 0 to 0x10ffff. */
 void rk_utf8_append(struct rk_str *str, int32_t code);
-/* With control characters as \xHH, except those in `kept`: terminals interpret them; rk_free it. */
+/* `text` with control characters as \xHH, except those in `kept`: terminals interpret them; rk_free it. */
 char *rk_str_printable(const char *text, const char *kept);
 /* Bytes of the control character at the start of valid UTF-8: 1 for C0 and DEL, 2 for C1, which terminals
  * also interpret; 0 for another character. */

@@ -23,7 +23,7 @@
            TINY(8, 16, 32)),                                                                                \
         OP("gemm", "gemm_dw_" #n "x" #k "_m8192", BENCH_TFLOPS, bench_op_gemm_dw, DIMS(8192, n, k),         \
            TINY(8, 16, 32))
-/* The same in decoding, which is bound by the bytes of the weight. */
+/* GEMMs in decoding, which is bound by the bytes of the weight. */
 #define DECODE_GEMMS(n, k)                                                                              \
     OP("gemm", "gemm_" #n "x" #k "_m64", BENCH_GBYTES, bench_op_gemm, DIMS(64, n, k), TINY(4, 16, 32)), \
         OP("gemm", "gemm_strict_" #n "x" #k "_m64", BENCH_GBYTES, bench_op_gemm, DIMS(64, n, k),        \

@@ -53,7 +53,7 @@ struct bench_instance_desc {
     int64_t num_layers;     /* 0: the model's */
     int32_t tp, cp, dp, pp; /* 0: 1. More than one rank needs ctx->world. */
     int32_t ep;             /* of the ranks of these axes; 0: 1 */
-    /* Of a pipeline: vpp 0 means 1 chunk per stage; layers 0 mean as many as the other stages. */
+    /* Pipeline: vpp 0 means 1 chunk per stage; layers 0 mean as many as the other stages. */
     int32_t vpp, num_first_layers, num_last_layers;
     bool is_strict, recomputes;
     bool is_deep;          /* with --tiny: uses the model with enough layers for a pipeline, even without
@@ -127,7 +127,7 @@ struct rk_status *bench_run_log_prob(struct bench_ctx *ctx, const struct bench_c
                                      struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_strict_train(struct bench_ctx *ctx, const struct bench_case *bench,
                                          struct bench_result *result) RK_NODISCARD;
-/* The same without an optimizer. */
+/* bench_run_strict_train without an optimizer. */
 struct rk_status *bench_run_strict_fwd_bwd(struct bench_ctx *ctx, const struct bench_case *bench,
                                            struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_decode(struct bench_ctx *ctx, const struct bench_case *bench,
@@ -143,7 +143,7 @@ struct rk_status *bench_run_tp_speedup(struct bench_ctx *ctx, const struct bench
  * step, and the layers of the first and the last stage (0: as many as the others). */
 struct rk_status *bench_run_layout_step(struct bench_ctx *ctx, const struct bench_case *bench,
                                         struct bench_result *result) RK_NODISCARD;
-/* The same without an optimizer. */
+/* bench_run_layout_step without an optimizer. */
 struct rk_status *bench_run_layout_fwd_bwd(struct bench_ctx *ctx, const struct bench_case *bench,
                                            struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_sequence_parallel(struct bench_ctx *ctx, const struct bench_case *bench,

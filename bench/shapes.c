@@ -83,7 +83,7 @@ static double attention_params(const struct bench_model *model)
     return h * (q + 2 * kv) + q * h;
 }
 
-/* Of all layers behind attention, where a layer of experts uses num_experts of them. */
+/* Parameters of all layers behind attention, where a layer of experts uses num_experts of them. */
 static double mlp_params(const struct bench_model *model, double num_experts)
 {
     double h = (double)model->hidden_size, dense = 3 * h * (double)model->intermediate_size;

@@ -30,7 +30,7 @@ static struct rk_status *load(struct rk_cli *cli, struct rk_config **job)
     return RK_WRAP(st, "%s", rk_cli_job_args(cli, 1).name);
 }
 
-/* It may be on the daemons' hosts, where a run finds out. */
+/* The model may be on the daemons' hosts, where a run finds out. */
 static void say_if_unchecked(const struct rk_config *job, const char *job_dir, const char *key)
 {
     const char *path = rk_config_string(job, key);

@@ -10,7 +10,7 @@
 #include "base/format/rk_tar.h"
 #include "generated/rk_version.h"
 
-/* Of one daemon. */
+/* What is collected from one daemon. */
 struct part {
     struct rk_str events;        /* lines */
     struct rk_status *no_events; /* why they are missing; owned */

@@ -20,9 +20,8 @@
 #include "rl/rk_job.h"
 #include "proto/rk_methods.h"
 
-/* Of an H100 or H200: bf16 without sparsity, from its data sheet; and the assumed free memory without a
- * device.
- */
+/* Peak of an H100 or H200: bf16 without sparsity, from its data sheet; and the assumed free memory without a
+ * device. */
 #define PEAK_TFLOPS  989.0
 #define MFU          0.4
 #define DEVICE_BYTES ((int64_t)80 << 30)
@@ -284,7 +283,7 @@ static struct rk_status *ask(struct planning *plan)
 
 /* --- the end --- */
 
-/* Also when the roles do not fit: the plan shows the reason. */
+/* Prints the report also when the roles do not fit: the plan shows the reason. */
 static void print_report(const struct planning *plan, const struct rk_status *st)
 {
     struct rk_str text = {0};

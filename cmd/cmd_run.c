@@ -415,7 +415,8 @@ static void tell_resume(const struct rk_run_command *run)
         fprintf(stderr, "rankctl: the job has changed since then:\n%s", rk_str_text(&checkpoints->changes));
 }
 
-/* For daemons on other hosts the directories are theirs; they check before the first step. */
+/* Checks the disks of this machine, for --local. Daemons on other hosts check theirs before the first step.
+ */
 static struct rk_status *check_disk(const struct rk_run_command *run)
 {
     const char *dir = rk_cli_find(run->cli, "run-dir");

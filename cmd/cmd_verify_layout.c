@@ -39,7 +39,7 @@ static struct rk_status *run_layout(struct rk_verification *v)
 
 /* --- the reference --- */
 
-/* Both use the same advantages and returns, those of the job's layout. */
+/* Both sides use the advantages and returns of the job's layout. */
 static struct rk_status *step_reference(struct rk_verification *v)
 {
     struct rk_flow_context *flow = &v->reference.flow;

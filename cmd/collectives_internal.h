@@ -1,6 +1,6 @@
-/* Which ranks are in which collective: compares the flight recorders of several daemons. The collectives of a
- * group have the same numbers on all of its ranks, so a rank whose last number is lower than the others' has
- * not reached their collective. */
+/* Finds out which ranks are in which collective: compares the flight recorders of several daemons. The
+ * collectives of a group have the same numbers on all of its ranks, so a rank whose last number is lower than
+ * the others' has not reached their collective. */
 #ifndef RK_COLLECTIVES_INTERNAL_H
 #define RK_COLLECTIVES_INTERNAL_H
 

@@ -88,7 +88,7 @@ static void report(const struct rk_cli *cli, const struct rk_status *st)
 {
     char *message = rk_cli_printable(rk_status_message(st));
 
-    /* Those of the command line begin with the command. */
+    /* Messages about the command line begin with the command. */
     fprintf(stderr, "%s%s\n", rk_str_has_prefix(message, "rankctl ") ? "" : "rankctl: ", message);
     rk_free(message);
     if (rk_cli_is_json(cli) && !cli->has_told) {

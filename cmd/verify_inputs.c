@@ -17,8 +17,8 @@
 #include "base/rk_file.h"
 #include "rl/rk_job.h"
 
-/* Of float32: sums of up to TOLERANCE_TERMS products in another order; the rounding error of longer ones
- * grows as the square root of their length. Of bfloat16, 8 bits: their mean square, 2^-16, through all
+/* Tolerance of float32: sums of up to TOLERANCE_TERMS products in another order; the rounding error of longer
+ * ones grows as the square root of their length. Of bfloat16, 8 bits: their mean square, 2^-16, through all
  * layers. docs/verify-layout.md has figures of models. */
 #define TOLERANCE_F32   1e-5
 #define TOLERANCE_TERMS 1024.0

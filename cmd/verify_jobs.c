@@ -160,7 +160,7 @@ void rk_verify_add_reference(struct rk_verify_keys *keys, const struct rk_config
     static const char *const layout[] = {
         RK_JOB_TP,    RK_JOB_CP,   RK_JOB_PP,           RK_JOB_EP,          RK_JOB_ETP,
         RK_JOB_RANKS, RK_KNOB_VPP, RK_KNOB_FIRST_STAGE, RK_KNOB_LAST_STAGE, RK_KNOB_DISPATCH_TOKENS};
-    /* Of roles and passes: the actor's then. */
+    /* Keys of roles and passes: unset, they are the actor's. */
     static const char *const micro[] = {
         RK_JOB_ROLLOUT "tensor_model_parallel_size",
         RK_JOB_ROLLOUT "ranks",

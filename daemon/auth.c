@@ -261,7 +261,7 @@ bool rk_auth_asks_names(const struct rk_auth *auth)
     return false;
 }
 
-/* As a whole line of `names`. */
+/* Whether the name is a whole line of `names`. */
 static bool has_name(const char *names, const char *name)
 {
     size_t bytes = strlen(name);

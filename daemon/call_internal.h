@@ -8,7 +8,7 @@
 #include "daemon/guard_internal.h"
 #include "daemon/rpc_internal.h"
 
-/* What the completion queue carries. */
+/* Tag of the completion queue. */
 struct rk_server_tag {
     struct rk_loop_event event;
     void (*on_queue)(struct rk_server_tag *tag, bool ok); /* G */
@@ -84,7 +84,7 @@ void rk_call_tick(struct rk_call *call, int64_t now_ns);
 void rk_call_end_endless(struct rk_call *call);
 /* G or L, when no batch is in progress. */
 void rk_call_destroy(struct rk_call *call);
-/* Which row of rk_metrics.rpcs the call belongs to, and that row. */
+/* Index of the row of rk_metrics.rpcs that the call belongs to, and the row. */
 int rk_call_metrics_row(const struct rk_call *call);
 struct rk_rpc_metrics *rk_call_metrics(const struct rk_call *call);
 /* Starts RECV_CLOSE in a batch of its own: the notice that the peer has disconnected. Streams on G when they

@@ -1,4 +1,4 @@
-/* What --check-config checks besides the configuration: everything that could make a start fail, except the
+/* Checks of --check-config besides the configuration: everything that could make a start fail, except the
  * device itself, and without hindering a daemon that runs with the same configuration. */
 #include <errno.h>
 #include <string.h>

@@ -93,7 +93,7 @@ struct rk_daemon {
 struct rk_status *rk_daemon_start(struct rk_daemon *daemon) RK_NODISCARD;
 
 /* --- reload.c --- */
-/* For rk_settings_generates_token. */
+/* Makes the token of a daemon for which rk_settings_generates_token is true. */
 struct rk_status *rk_daemon_make_token(struct rk_auth **auth,
                                        const struct rk_settings *settings) RK_NODISCARD;
 struct rk_status *rk_daemon_load_settings(struct rk_daemon *daemon) RK_NODISCARD;
@@ -113,7 +113,7 @@ bool rk_daemon_is_idle(const struct rk_daemon *daemon);
 struct rk_status *rk_daemon_check_fence(struct rk_daemon *daemon, const struct rk_fence *fence) RK_NODISCARD;
 /* INTERNAL (DEVICE_LOST, ENGINE_STUCK) in state FAILED. */
 struct rk_status *rk_daemon_check_well(const struct rk_daemon *daemon) RK_NODISCARD;
-/* The same, and FAILED_PRECONDITION (DRAINING) when no new work is accepted. */
+/* As rk_daemon_check_well, and FAILED_PRECONDITION (DRAINING) when no new work is accepted. */
 struct rk_status *rk_daemon_check_takes_work(const struct rk_daemon *daemon) RK_NODISCARD;
 
 /* --- jobs.c --- */
@@ -128,8 +128,8 @@ void rk_group_clear(struct rk_group *group);
 void rk_group_take(struct rk_group *group, struct rk_job_configure *job);
 const struct rk_mesh *rk_group_find_mesh(const struct rk_group *group,
                                          const char *role); /* NULL when unknown */
-/* For GetStatus, Describe and Configure. Lists the roles whose mesh includes this rank. The result lives in
- * the arena and borrows from the daemon. */
+/* Rank and roles for GetStatus, Describe and Configure. Lists the roles whose mesh includes this rank. The
+ * result lives in the arena and borrows from the daemon. */
 struct rk_rank_info rk_group_describe(const struct rk_daemon *daemon,
                                       const struct rk_worker_snapshot *snapshot, struct rk_arena *arena);
 

@@ -33,7 +33,7 @@ static void hash_part(struct rk_sha256 *sha, const char *text, size_t bytes)
     rk_sha256_update(sha, text, bytes);
 }
 
-/* What all ranks of a call must agree on before one of them starts. */
+/* Hash of what all ranks of a call must agree on before one of them starts. */
 static void hash_plan(struct rk_operation *operation, const struct rk_execute_header *header)
 {
     char *options = rk_json_dump(operation->job->call.options, 0, true);

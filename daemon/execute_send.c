@@ -1,5 +1,5 @@
-/* What the chunk stream of Execute sends: one message at a time, the next when gRPC took the last. Nothing
- * queues up, so a slow reader costs a result that is kept anyway. */
+/* Messages that Execute sends: one message at a time, the next when gRPC took the last. Nothing queues up, so
+ * a slow reader costs a result that is kept anyway. */
 #include "base/rk_assert.h"
 #include "base/rk_time.h"
 #include "daemon/execute_internal.h"

@@ -26,7 +26,7 @@ static struct rk_state_facts get_facts(const struct rk_daemon *daemon,
     return facts;
 }
 
-/* Of a daemon in state FAILED. */
+/* Reason of a daemon in state FAILED. */
 static struct rk_status *get_failure(const struct rk_daemon *daemon)
 {
     struct rk_worker_snapshot snapshot;

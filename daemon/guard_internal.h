@@ -69,7 +69,7 @@ void rk_guard_close_listener(struct rk_guard *guard);
  * no-op. */
 void rk_guard_destroy(struct rk_guard *guard);
 
-/* As rk_listen_format, with the port that was bound. Borrowed. */
+/* The address as rk_listen_format writes it, with the port that was bound. Borrowed. */
 const char *rk_guard_address(const struct rk_guard *guard);
 /* The connection whose socket has that number in gRPC, as gRPC writes it ("fd:12"). `out` receives the
  * peer's address, or the given text if there is none. */

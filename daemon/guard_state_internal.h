@@ -82,7 +82,7 @@ void rk_guard_format_address(char out[RK_PEER_BYTES], const struct sockaddr_stor
  * as gRPC has closed its end. */
 typedef enum rk_guard_room { RK_GUARD_HAS_ROOM, RK_GUARD_ROOM_LATER, RK_GUARD_NO_ROOM } rk_guard_room_t;
 rk_guard_room_t rk_guard_make_room(struct rk_guard *guard, int64_t now_ns);
-/* The same for the strangers among gRPC's connections; there is always room, now or later. */
+/* rk_guard_make_room for the strangers among gRPC's connections; there is always room, now or later. */
 rk_guard_room_t rk_guard_make_core_room(struct rk_guard *guard, int64_t now_ns);
 
 /* Takes the socket that was accepted. */
@@ -95,10 +95,10 @@ void rk_connection_drop(struct rk_guard *guard, struct rk_connection *connection
 void rk_connection_reap(struct rk_guard *guard, struct rk_connection *connection);
 /* Closes and frees it. */
 void rk_connection_destroy(struct rk_guard *guard, struct rk_connection *connection);
-/* It waits for its turn to begin with TLS. */
+/* Whether the connection waits for its turn to begin with TLS. */
 bool rk_connection_waits_for_tls(const struct rk_connection *connection);
 void rk_connection_begin_tls(struct rk_guard *guard, struct rk_connection *connection);
-/* It waits for its turn to be passed to gRPC. */
+/* Whether the connection waits for its turn to be passed to gRPC. */
 bool rk_connection_waits_for_core(const struct rk_connection *connection);
 void rk_connection_pass_to_core(struct rk_guard *guard, struct rk_connection *connection);
 /* Something has happened. False when the connection is over. */

@@ -31,7 +31,7 @@
 #define RK_H2_RESETS_RATE    32
 #define RK_H2_CONTROLS_BURST 1024 /* SETTINGS, PING, PRIORITY, empty DATA and other frames without data */
 #define RK_H2_CONTROLS_RATE  256
-/* The same for all unauthorised connections together, after the first frames of each. */
+/* These limits for all unauthorised connections together, after the first frames of each. */
 #define RK_H2_ALL_RESETS_BURST   256
 #define RK_H2_ALL_RESETS_RATE    128
 #define RK_H2_FREE_RESETS        2

@@ -39,7 +39,7 @@ struct rk_status *rk_listen_probe(const struct rk_listen *listen) RK_NODISCARD;
  * kernel chose, or the given one. A socket file is readable and writable for owner and group; an existing
  * one that no process listens on is replaced. */
 struct rk_status *rk_listen_open(int *fd, int *port, const struct rk_listen *to, int backlog) RK_NODISCARD;
-/* In the form that clients accept and messages show; rk_free it. */
+/* The address in the form that clients accept and messages show; rk_free it. */
 char *rk_listen_format(const struct rk_listen *listen, int port);
 
 #endif

@@ -35,8 +35,8 @@ struct rk_status *rk_loop_create(struct rk_loop **out, const struct rk_loop_hand
 void rk_loop_destroy(struct rk_loop *loop);
 /* Any thread. Events run in the order in which they were posted. */
 void rk_loop_post(struct rk_loop *loop, struct rk_loop_event *event);
-/* The same, but this thread takes the turn and runs the queued events if no thread has the turn. Must not be
- * called by the thread that has the turn, nor with a lock that events take. */
+/* rk_loop_post, but this thread takes the turn and runs the queued events if no thread has the turn. Must not
+ * be called by the thread that has the turn, nor with a lock that events take. */
 void rk_loop_run_here(struct rk_loop *loop, struct rk_loop_event *event);
 /* Until rk_loop_stop. The calling thread made the loop, and has the turn before and after it. */
 void rk_loop_run(struct rk_loop *loop);

@@ -29,7 +29,7 @@ struct rk_status *rk_metrics_http_create(struct rk_metrics_http **out,
 void rk_metrics_http_tick(struct rk_metrics_http *http);
 /* L, when the loop has ended: answers waiting scrapes, and ends the thread. NULL is a no-op. */
 void rk_metrics_http_destroy(struct rk_metrics_http *http);
-/* In the form that clients accept. Borrowed. */
+/* The address in the form that clients accept. Borrowed. */
 const char *rk_metrics_http_address(const struct rk_metrics_http *http);
 
 #endif

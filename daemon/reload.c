@@ -22,7 +22,7 @@ static void apply_log_settings(const struct rk_settings *settings)
     rk_log_set_context(context);
 }
 
-/* For DumpFlightRecorder; it contains names of files with secrets, but no secrets. */
+/* Settings for DumpFlightRecorder; the text contains names of files with secrets, but no secrets. */
 static void keep_config(struct rk_daemon *daemon, const struct rk_config *config)
 {
     rk_free(daemon->config_text);

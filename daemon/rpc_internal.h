@@ -107,7 +107,7 @@ bool rk_call_is_sending(const struct rk_call *call);
 void rk_call_read(struct rk_call *call);
 /* Takes the buffer. One at a time: wait for on_sent. */
 void rk_call_send(struct rk_call *call, struct grpc_byte_buffer *message);
-/* The same for the message that the call ends with, with OK. */
+/* rk_call_send for the last message: the call then ends with OK. */
 void rk_call_send_last(struct rk_call *call, struct grpc_byte_buffer *message);
 /* A stream in which each request gets one answer: on_message of its handler, whose on_sent is rk_call_read.
  * Requests have at most bytes_max bytes; an error ends the call. */
@@ -115,10 +115,10 @@ void rk_call_answer_each(struct rk_call *call, struct grpc_byte_buffer *message,
                          rk_call_answer_fn *answer);
 /* Ends the call; takes the status. Nothing happens on a finished call. */
 void rk_call_finish(struct rk_call *call, struct rk_status *st);
-/* The same for a failure that is in the log already, with the name and the number of its call. */
+/* rk_call_finish for a failure that is in the log already, with the name and the number of its call. */
 void rk_call_finish_logged(struct rk_call *call, struct rk_status *st);
-/* The same for a peer that does not read: the message in progress is dropped, so the call ends now, with only
- * code and message. */
+/* rk_call_finish for a peer that does not read: the message in progress is dropped, so the call ends now,
+ * with only code and message. */
 void rk_call_cut(struct rk_call *call, struct rk_status *st);
 /* Unary: the handler answers after it has returned, exactly once, with one of these. */
 void rk_call_defer(struct rk_call *call);

@@ -12,7 +12,7 @@ struct rk_plan_rows {
 
 /* Checks that rows, replicas, groups and mini-batches divide, and that the lengths are valid. */
 struct rk_status *rk_plan_check_rows(const struct rk_plan_rows *rows) RK_NODISCARD;
-/* Of a group: rows seqlens[0..group_size). */
+/* Workload of a group: rows seqlens[0..group_size). */
 int64_t rk_plan_group_workload(struct rk_workload workload, const int64_t *seqlens, int32_t group_size);
 
 #endif

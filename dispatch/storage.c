@@ -95,7 +95,7 @@ size_t rk_batch_trim_memory(int64_t age_ms)
     pthread_mutex_lock(&kept.lock);
     while (*link && (*link)->freed_ns > until_ns)
         link = &(*link)->next;
-    old = *link; /* and all after it, which were freed earlier */
+    old = *link; /* newest first: `old` and everything behind it has expired */
     *link = NULL;
     for (const struct rk_storage *storage = old; storage; storage = storage->next)
         kept.bytes -= storage->capacity;

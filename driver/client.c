@@ -79,7 +79,7 @@ static grpc_channel *open_channel(const char *address, const struct rk_driver_tl
         int_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
         int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, RK_LIMIT_MESSAGE_BYTES),
         int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, RK_LIMIT_MESSAGE_BYTES),
-        /* As the daemon's, for results. */
+        /* Size of frames as the daemon's, for results. */
         int_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, RK_LIMIT_MESSAGE_BYTES),
         /* The name that the daemon's certificate must have. */
         {.type = GRPC_ARG_STRING, .key = (char *)GRPC_ARG_DEFAULT_AUTHORITY, .value.string = (char *)address},

@@ -136,7 +136,7 @@ struct rk_unary {
 
 void rk_unary_start(struct rk_unary *unary, struct rk_client *client, rk_rpc_id_t rpc,
                     const struct rk_str *request, int64_t timeout_ms, grpc_completion_queue *queue);
-/* Of a done call: its reply as bytes in the arena, or its status. */
+/* The reply of a done call as bytes in the arena, or its status. */
 struct rk_status *rk_unary_take(struct rk_unary *unary, struct rk_arena *arena,
                                 struct rk_bytes *reply) RK_NODISCARD;
 void rk_unary_fini(struct rk_unary *unary);
@@ -290,7 +290,7 @@ void rk_call_stream_commit(struct rk_call_stream *stream); /* not of a cancelled
 void rk_call_stream_cancel(struct rk_call_stream *stream, const char *reason);
 /* Ends the stream from this side. `st` becomes its error unless it has one (stolen). */
 void rk_call_stream_abandon(struct rk_call_stream *stream, struct rk_status *st);
-/* Of a finished stream. *is_lost: the connection ended without an answer of the daemon. Takes ownership out.
+/* Results of a finished stream; take: the caller owns them. *is_lost: the connection ended without an answer.
  */
 struct rk_status *rk_call_stream_take_error(struct rk_call_stream *stream, bool *is_lost) RK_NODISCARD;
 struct rk_batch *rk_call_stream_take_output(struct rk_call_stream *stream);

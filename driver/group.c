@@ -13,7 +13,7 @@
 #define CONTROL_TIMEOUT_MS 10000
 #define LEASE_TTL_MS       30000
 
-/* Of the first version of the ABI. */
+/* Size of the first version of the ABI. */
 #define CONFIG_BYTES_MIN (offsetof(struct rk_driver_config, dry_device) + sizeof(const char *))
 
 char *rk_driver_default_id(void)

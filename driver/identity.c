@@ -45,7 +45,7 @@ static bool share_key(struct rk_identity *identity, int fd)
     return pwrite(fd, identity->key, sizeof(identity->key), 0) == (ssize_t)sizeof(identity->key);
 }
 
-/* The same for every order of the addresses. */
+/* A name that is the same for every order of the addresses. */
 static void name_of_addresses(char out[2 * NAME_BYTES + 1], const char *const *addresses, int32_t count)
 {
     uint64_t sum = 0;

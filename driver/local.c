@@ -242,8 +242,8 @@ static struct rk_status *start_error(const struct child *child, const char *text
     return RK_FAIL(RK_INTERNAL, "did not start: %s", text);
 }
 
-/* Of a child that has closed its output: the kernel closes the files of a process before it can be collected.
- */
+/* Waits for a child that has closed its output: the kernel closes the files of a process before it can be
+ * collected. */
 static bool ends_soon(struct child *child)
 {
     for (int64_t waited_ms = 0; !reap(child) && waited_ms < STOP_TIMEOUT_MS; waited_ms += STOP_POLL_MS)

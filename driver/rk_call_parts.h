@@ -19,8 +19,8 @@ struct rk_status *rk_invocation_create_parts(struct rk_invocation **out, struct 
                                              const struct rk_call_part *parts) RK_NODISCARD;
 /* Waits for its turn and runs it on the daemons; once. */
 struct rk_status *rk_invocation_run_parts(struct rk_invocation *inv) RK_NODISCARD;
-/* What an addressed rank answered, after a run without an error: the caller destroys the batch, which is NULL
- * without an output; the result is borrowed. */
+/* The answer of an addressed rank, after a run without an error: its batch, which the caller destroys (NULL
+ * without an output), and its result, which is borrowed. */
 struct rk_batch *rk_invocation_take_output(struct rk_invocation *inv, int32_t rank);
 const struct rk_execute_result *rk_invocation_result(const struct rk_invocation *inv, int32_t rank);
 void rk_invocation_destroy(struct rk_invocation *inv);

@@ -46,7 +46,7 @@ struct rk_hosts {
     char **addresses; /* as gRPC takes them: "HOST:PORT", "[V6]:PORT", "unix:PATH", "unix-abstract:NAME" */
 };
 
-/* Of addresses without one. */
+/* Port of addresses without one. */
 #define RK_DEFAULT_PORT 7000
 
 /* "TERM,TERM" or "@FILE" (lines of the same, # comments), mixed freely. A term is an address, in which ranges
@@ -95,7 +95,7 @@ void rk_driver_close(struct rk_driver *driver);
 /* Ranks of the world. */
 int32_t rk_driver_num_workers(const struct rk_driver *driver);
 bool rk_driver_is_dry_run(const struct rk_driver *driver);
-/* In a dry run: the rank of the daemon at the next configure, initially 0. */
+/* Sets, in a dry run, the rank of the daemon at the next configure, initially 0. */
 void rk_driver_stand_for(struct rk_driver *driver, int32_t rank);
 /* Requests a stop, from any thread or a signal handler. Once: the running call is cancelled on the daemons
  * and ends with CANCELLED, as does every later call. Twice: the call is detached and returns at once
@@ -154,7 +154,7 @@ struct rk_status *rk_driver_shutdown(struct rk_driver *driver, uint32_t grace_ms
  * rk_driver_release or rk_driver_close. */
 struct rk_status *rk_driver_claim(struct rk_driver *driver) RK_NODISCARD;
 void rk_driver_release(struct rk_driver *driver);
-/* Of the lease, on all workers; a worker with a different epoch was claimed by another driver since. 0
+/* Epoch of the lease, on all workers; a worker with a different epoch was claimed by another driver since. 0
  * before the first claim. */
 uint64_t rk_driver_epoch(const struct rk_driver *driver);
 /* Gives every rank its coordinates in the meshes of the roles and builds the communicators. The coordinates

@@ -19,7 +19,7 @@ struct rk_driver_tls {
 struct rk_status *rk_driver_tls_init(struct rk_driver_tls *out,
                                      const struct rk_tls_files *files) RK_NODISCARD;
 void rk_driver_tls_fini(struct rk_driver_tls *tls);
-/* Of a channel to `address`; grpc_channel_credentials_release them. */
+/* Credentials of a channel to `address`; grpc_channel_credentials_release them. */
 grpc_channel_credentials *rk_driver_tls_credentials(const struct rk_driver_tls *tls, const char *address);
 /* Connects to a daemon that could not be reached, and checks whether TLS is the cause: UNAUTHENTICATED with
  * the reason TLS, or NULL. Takes up to a few seconds. */

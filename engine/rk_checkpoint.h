@@ -30,7 +30,7 @@ enum rk_checkpoint_contents {
     RK_CHECKPOINT_GRADIENTS = 1u << 4,
 };
 #define RK_CHECKPOINT_CONTENTS_COUNT 5
-/* Of bit 1 << i. */
+/* Name of the content with bit 1 << i. */
 const char *rk_checkpoint_content_name(int32_t i);
 /* From an array of names. INVALID_ARGUMENT for an empty array, and names an unknown or repeated content. */
 struct rk_status *rk_checkpoint_contents_read(uint32_t *out, const struct rk_json *names) RK_NODISCARD;

@@ -100,7 +100,8 @@ int32_t rk_comm_world_rank(const struct rk_comm_world *world);
 int32_t rk_comm_world_size(const struct rk_comm_world *world);
 /* From any thread: aborts running operations here and on the peers. The first reason is kept. */
 void rk_comm_world_abort(struct rk_comm_world *world, const char *reason);
-/* The same because this rank failed: it is blamed (rk_status_blamed_rank), here and on the peers. */
+/* rk_comm_world_abort because this rank failed: it is blamed (rk_status_blamed_rank), here and on the peers.
+ */
 void rk_comm_world_give_up(struct rk_comm_world *world, const char *reason);
 /* From any thread: NULL while healthy, else a copy of the first error. */
 struct rk_status *rk_comm_world_check(struct rk_comm_world *world) RK_NODISCARD;

@@ -44,7 +44,7 @@ typedef enum rk_loss_column {
 #define RK_LOSS_BIT(column) (1u << (column))
 const char *rk_loss_column_name(rk_loss_column_t column);
 
-/* What an update optimizes. */
+/* Objective of an update. */
 typedef enum rk_objective_kind {
     RK_OBJECTIVE_POLICY, /* one row by policy_loss.loss_mode, plus the terms that other keys enable */
     RK_OBJECTIVE_VALUE,  /* of a critic */

@@ -85,7 +85,7 @@ struct rk_rope_scaling {
  */
 #define RK_MODEL_MAX_LAYERS 4096
 
-/* What the parameters of a layer of experts are called within the layer's module, as a family has it. */
+/* The family's parameter names inside a MoE layer. */
 struct rk_moe_names {
     const char *gate, *up, *down; /* of an expert: "gate_proj" */
     const char *shared;           /* module of the shared expert: "shared_expert" */
@@ -421,7 +421,7 @@ struct rk_model_memory {
     uint64_t checkpoint_host_bytes; /* host memory of checkpoints, most of it not pinned */
     /* Peak use of activation_bytes and pass_host_bytes by a pass. */
     uint64_t activation_peak_bytes, pass_host_peak_bytes;
-    /* Of a pipeline stage: micro-batches in flight, and the maximum that one of them saves in addition;
+    /* Slots of a pipeline stage: micro-batches in flight, and the maximum that one of them saves in addition;
      * activation_bytes and pass_host_bytes include it num_slots times. */
     int64_t num_slots;
     uint64_t slot_peak_bytes, slot_host_peak_bytes;

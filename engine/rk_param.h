@@ -129,7 +129,7 @@ static inline int64_t rk_param_num_elements(const struct rk_param *param)
     return param->shape[0] * param->shape[1];
 }
 
-/* Of the parameter's tensor in files. */
+/* Number of elements of the parameter's tensor in files. */
 static inline int64_t rk_param_num_values(const struct rk_param *param)
 {
     return rk_param_num_elements(param) / (param->flags & RK_PARAM_WIDE ? RK_PARAM_WIDE_PARTS : 1);

@@ -33,7 +33,7 @@ const struct rk_plugin *rk_plugin_get(void);
  * PLUGIN_BROKEN, with the path when the library is truncated, does not load, is of another build or lacks an
  * entry. Engine thread only, like the tables. */
 struct rk_status *rk_plugin_load(const char *device_name, const char *path) RK_NODISCARD;
-/* The same for a plug-in that is linked into the program: its device counts as loaded. */
+/* Adds the rows of a plug-in that is linked into the program: its device counts as loaded. */
 struct rk_status *rk_plugin_add(const struct rk_plugin *plugin) RK_NODISCARD;
 
 RK_END_DECLS

@@ -32,7 +32,7 @@ struct rk_reshard_move {
     int32_t round;               /* -1 if source and destination are the same rank */
 };
 
-/* Of one rank. */
+/* Traffic of one rank. */
 struct rk_reshard_traffic {
     uint64_t sent_bytes, received_bytes; /* to and from other ranks */
     uint64_t copied_bytes;               /* between its two models */
@@ -67,7 +67,7 @@ struct rk_reshard_plan {
     struct rk_reshard_traffic mine;
     uint64_t moved_bytes; /* between ranks, in the whole plan */
     uint64_t hash;        /* of the whole plan: equal on all ranks exactly for equal layouts and tables */
-    /* Of every row of the destination's table. */
+    /* Parts of every row of the destination's table. */
     struct rk_reshard_part *parts; /* [num_parts] */
     int64_t num_parts;
     int32_t num_copies; /* maximum over the parts */

@@ -34,7 +34,7 @@ struct rk_rollout_request {
     int32_t top_k;         /* <= 0: off */
     float top_p;           /* above 0; 1: off */
     uint64_t seed, stream;
-    const int64_t *eos_token_ids; /* any of them ends the response and is part of it */
+    const int64_t *eos_token_ids; /* stop ids: the first one sampled ends the response and is kept in it */
     int32_t num_eos_token_ids;
 };
 

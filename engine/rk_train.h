@@ -38,11 +38,10 @@ struct rk_optim_config {
     const struct rk_optim_ops *ops;
     rk_lr_style_t lr_decay_style;
     int64_t bucket_elements; /* 0: RK_BUCKET_ELEMENTS, or one bucket for all with one dp rank */
-    /* For 16-bit parameters with several dp ranks: gradients of a micro-batch have the parameters' dtype and
-     * are reduced over dp after each micro-batch, in F32 by the rank that updates them, which stores the sum
-     * of its shard only. Takes 2 + 4 / dp bytes per element instead of 4; a gradient is rounded to 16 bits
-     * once per micro-batch and rank.
-     */
+    /* Accumulation in shards, for 16-bit parameters with several dp ranks: gradients of a micro-batch have
+     * the parameters' dtype and are reduced over dp after each micro-batch, in F32 by the rank that updates
+     * them, which stores the sum of its shard only. Takes 2 + 4 / dp bytes per element instead of 4; a
+     * gradient is rounded to 16 bits once per micro-batch and rank. */
     bool adds_in_shards;
 };
 /* From the options of init_model (optim.*). INVALID_ARGUMENT names key, value, expectation. */
@@ -71,7 +70,7 @@ struct rk_train_micro {
     const struct rk_packed *packed;
     double temperature;
     uint32_t outputs; /* RK_HEAD_BIT of the outputs that the loss reads */
-    /* Of these, those without a gradient: their `grads` are ignored, and the backward pass omits their
+    /* Outputs of these that have no gradient: their `grads` are ignored, and the backward pass omits their
      * terms. */
     uint32_t measured;
     /* [num_tokens, num_ids]: the loss also reads the log-probs of these ids and has gradients with respect to
@@ -111,8 +110,8 @@ struct rk_train_work {
 struct rk_status *rk_train_micro_batches(struct rk_model *model,
                                          const struct rk_train_work *work) RK_NODISCARD;
 
-/* What the routers of layers of experts did in a step, over all micro-batches and ranks; padding and, with
- * recompute, the second pass do not count. */
+/* Statistics of the routers of layers of experts in a step, over all micro-batches and ranks; padding and,
+ * with recompute, the second pass do not count. */
 struct rk_router_stats {
     int64_t num_layers; /* layers of experts with tokens; 0: all else is 0 */
     /* Tokens of a layer's busiest expert over the mean of its experts, 1 to num_experts / top_k: mean and
@@ -136,7 +135,7 @@ struct rk_step_stats {
 /* Reduces and clips gradients, updates, all-gathers the parameters, increments weight_version. ABORTED
  * (reason NON_FINITE) after 5 skipped steps in a row. */
 struct rk_status *rk_train_step(struct rk_model *model, struct rk_step_stats *stats) RK_NODISCARD;
-/* The same with lr (instead of the schedule's), betas, eps, weight_decay and clip_grad from `config`. */
+/* rk_train_step with lr (instead of the schedule's), betas, eps, weight_decay and clip_grad from `config`. */
 struct rk_status *rk_train_step_with(struct rk_model *model, const struct rk_optim_config *config,
                                      struct rk_step_stats *stats) RK_NODISCARD;
 /* The configuration of the next rk_train_step, with the schedule's rate as its lr. */

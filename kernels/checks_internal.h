@@ -24,7 +24,7 @@ struct rk_dims {
 /* A tensor of exactly this dtype and shape. Rows may be strided from rank 2 on. */
 void rk_expect_tensor(struct rk_check *check, const char *arg, rk_tensor_t t, rk_dtype_t dtype,
                       struct rk_dims dims);
-/* The same, or none. */
+/* As rk_expect_tensor; the tensor may be none. */
 void rk_expect_optional(struct rk_check *check, const char *arg, rk_tensor_t t, rk_dtype_t dtype,
                         struct rk_dims dims);
 /* A float tensor of that rank; its dtype and shape determine what the other arguments must have. */

@@ -73,7 +73,8 @@ void rk_device_reset_peak(struct rk_device *device);
 /* Bytes that rk_device_alloc can allocate now, as far as the device knows: below its limit, and not used by
  * another process. */
 uint64_t rk_device_free_bytes(const struct rk_device *device);
-/* The same without the limit: what all processes of its memory_domain together can still allocate. */
+/* rk_device_free_bytes without the limit: what all processes of its memory_domain together can still
+ * allocate. */
 uint64_t rk_device_shared_free_bytes(const struct rk_device *device);
 
 /* Whether streams are asynchronous: a call that enqueues returns before the work is done. */
@@ -111,8 +112,8 @@ struct rk_status *rk_device_release(struct rk_device *device, void *range) RK_NO
 
 struct rk_status *rk_stream_create(struct rk_stream **out, struct rk_device *device,
                                    const char *name) RK_NODISCARD;
-/* The same with high priority: if the device supports it, work of this stream is scheduled before waiting
- * work of other streams. For short work that others depend on. */
+/* rk_stream_create with high priority: if the device supports it, work of this stream is scheduled before
+ * waiting work of other streams. For short work that others depend on. */
 struct rk_status *rk_stream_create_urgent(struct rk_stream **out, struct rk_device *device,
                                           const char *name) RK_NODISCARD;
 void rk_stream_destroy(struct rk_stream *stream); /* NULL is a no-op */

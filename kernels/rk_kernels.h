@@ -185,8 +185,8 @@ struct rk_rmsnorm_fwd_args {
     float eps;
 };
 
-/* With xhat = x * rstd and g = dy * weight:  dx = dresidual + rstd * (g - xhat * mean(g * xhat)),
- * dweight += sum_t dy * xhat. */
+/* Gradients of the norm, with xhat = x * rstd and g = dy * weight:  dx = dresidual + rstd * (g - xhat *
+ * mean(g * xhat)), dweight += sum_t dy * xhat. */
 struct rk_rmsnorm_bwd_args {
     rk_tensor_t dx;        /* [T, hidden_size]; may alias dresidual */
     rk_tensor_t dweight;   /* [hidden_size], F32 or the dtype of dy; accumulated */

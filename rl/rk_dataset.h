@@ -25,7 +25,7 @@ struct rk_row_place {
 
 char *rk_row_place_text(const struct rk_row_place *place); /* "FILE:17", "FILE:row 17"; rk_free it */
 
-/* What became of the rows of a set's files. */
+/* Counts of what became of the rows of a set's files. */
 struct rk_row_counts {
     int64_t read;      /* rows, up to data.train_max_samples or data.val_max_samples */
     int64_t overlong;  /* skipped: longer than data.max_prompt_length */

@@ -9,7 +9,7 @@
 
 #include "base/rk_json.h"
 
-/* As many as an engine takes. */
+/* Maximum number of layers, as in the engine. */
 #define RK_ESTIMATE_LAYERS_MAX 4096
 
 /* Floating-point operations of one token in a forward pass, all ranks together; a backward pass takes twice
@@ -36,15 +36,15 @@ bool rk_estimate_has_experts(const struct rk_json *hf_config);
 /* Parameters of the model without norms and biases, those of all experts included; 0 when sizes are missing.
  */
 double rk_estimate_num_params(const struct rk_json *hf_config);
-/* Of a model, from its config.json, in sequences of seqlen tokens, over which attention is averaged.
- * False when the configuration (which may be NULL) lacks the sizes. */
+/* Estimate of a model, from its config.json, for sequences of seqlen tokens, over which attention is
+ * averaged. False when the configuration (which may be NULL) lacks the sizes. */
 bool rk_estimate_of(struct rk_estimate *out, const struct rk_json *hf_config, int64_t seqlen);
-/* Of layers [begin, end). */
+/* Operations of layers [begin, end) for a token in a forward pass. */
 double rk_estimate_layers(const struct rk_estimate *estimate, int64_t begin, int64_t end);
-/* Of a token in a forward pass. */
+/* Operations for a token in a forward pass. */
 double rk_estimate_forward(const struct rk_estimate *estimate);
-/* Of a token in forward and backward pass; `recomputes`: the layers' forward passes run again in the backward
- * pass. */
+/* Operations for a token in forward and backward pass; `recomputes`: the layers' forward passes run again in
+ * the backward pass. */
 double rk_estimate_train(const struct rk_estimate *estimate, bool recomputes);
 /* Operations of a forward pass over sequences of these lengths. A backward pass takes twice as many. 0 when
  * the configuration lacks the sizes. */

@@ -45,7 +45,7 @@ struct rk_flow_data {
                               const char *job_dir);
     void (*fini)(struct rk_flow_inputs *inputs);
     int64_t (*num_rows)(const struct rk_flow_inputs *inputs); /* of data.train_files */
-    /* Of data.train_files or of data.val_files; NULL without such files. */
+    /* Counts of the rows of data.train_files or data.val_files; NULL without such files. */
     const struct rk_row_counts *(*row_counts)(const struct rk_flow_inputs *inputs, bool is_val);
 
     /* Optional: sets what the context has besides the sizes of a step. */

@@ -49,7 +49,7 @@ struct rk_prompt_state {
 
 struct rk_checkpoints;
 
-/* What a run on this machine writes. */
+/* Files that a run on this machine writes. */
 struct rk_flow_disk {
     const struct rk_config *job;
     const struct rk_flow_inputs *inputs;
@@ -116,7 +116,7 @@ struct rk_flow_context {
 
 /* Adds a note about the rows of an epoch that do not fill a batch to rk_flow_rows_json's object. */
 void rk_flow_rows_add_left_out(struct rk_json *rows, const struct rk_flow_context *ctx);
-/* Of a job with prompts (asserted). */
+/* State of a job with prompts (asserted). */
 struct rk_prompt_state *rk_flow_prompt_state(struct rk_flow_context *ctx);
 const struct rk_flow_scores *rk_flow_scores_of(const struct rk_flow_context *ctx);
 
@@ -165,7 +165,7 @@ struct rk_status *rk_flow_verify_save(struct rk_flow_context *ctx, const char *d
 
 /* --- meshes, models and calls of the roles (flow_setup.c) --- */
 struct rk_status *rk_flow_setup(struct rk_flow_context *ctx) RK_NODISCARD;
-/* Of a role that the job needs (asserted). */
+/* Replicas of a role that the job needs (asserted). */
 int32_t rk_flow_num_replicas(const struct rk_flow_context *ctx, uint32_t role);
 /* "fast" or "strict": the numerics of all roles. The daemons are configured. */
 const char *rk_flow_numerics(const struct rk_flow_context *ctx);

@@ -134,10 +134,10 @@ void rk_flow_model_dir_fini(struct rk_flow_model_dir *dir);
  * experts has no keys of them; NULL, or a role that the job does not need: no error. */
 struct rk_status *rk_flow_check_model(const struct rk_config *job, uint32_t role,
                                       const struct rk_json *config) RK_NODISCARD;
-/* The same for all models of a job that are on this machine. */
+/* rk_flow_check_model for all models of a job that are on this machine. */
 struct rk_status *rk_flow_check_models(const struct rk_config *job, const char *job_dir) RK_NODISCARD;
 const char *rk_flow_architecture(const struct rk_flow_model_dir *dir); /* NULL: not given */
-/* Of tokens or of sequences. */
+/* Whether the model classifies tokens or sequences. */
 bool rk_flow_is_classifier(const struct rk_flow_model_dir *dir);
 int64_t rk_flow_num_labels(const struct rk_flow_model_dir *dir);
 /* INVALID_ARGUMENT unless the model has the policy's tokens; `advice` is added to the message if a
@@ -161,7 +161,7 @@ const struct rk_flow_teacher *rk_flow_teacher_find(const struct rk_flow_teachers
 /* Index of the teacher of a row of the data. INVALID_ARGUMENT names the value and the keys. */
 struct rk_status *rk_flow_choose_teacher(int64_t *out, const struct rk_flow_teachers *teachers,
                                          const struct rk_dataset_row *row) RK_NODISCARD;
-/* The same of all rows; warns of a teacher that has none. */
+/* Chooses the teacher of every row; warns of a teacher without rows. */
 struct rk_status *rk_flow_check_teacher_rows(const struct rk_flow_teachers *teachers,
                                              struct rk_dataset *dataset, const char *key) RK_NODISCARD;
 

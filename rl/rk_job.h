@@ -31,7 +31,7 @@
 #define RK_JOB_REWARD_KWARGS  "reward.reward_kwargs."
 #define RK_JOB_DPO            "algorithm.dpo."
 #define RK_JOB_OVERLONG       RK_JOB_REWARD_KWARGS "overlong_buffer_cfg."
-/* In the section of a role. */
+/* Keys in the section of a role. */
 #define RK_JOB_PARAM_OFFLOAD "megatron.param_offload"
 #define RK_JOB_TP            "megatron.tensor_model_parallel_size"
 #define RK_JOB_CP            "megatron.context_parallel_size"
@@ -39,7 +39,7 @@
 #define RK_JOB_EP            "megatron.expert_model_parallel_size"
 #define RK_JOB_ETP           "megatron.expert_tensor_parallel_size"
 #define RK_JOB_RANKS         "megatron.ranks"
-/* In the rollout's. */
+/* Keys in the rollout's section. */
 #define RK_JOB_ROLLOUT_RANKS "ranks"
 #define RK_JOB_ROLLOUT_TP    "tensor_model_parallel_size"
 #define RK_JOB_ROLLOUT_EP    "expert_parallel_size"
@@ -47,7 +47,7 @@
 /* Reads the file (NULL: none), then the environment (RANKCTL_JOB_<KEY>), then the overrides ("a.b=VALUE"). */
 struct rk_status *rk_job_load(struct rk_config **out, const char *path, const char *const *overrides,
                               int64_t num_overrides) RK_NODISCARD;
-/* The same from other sources, and with other defaults. */
+/* What rk_job_load_from reads, and which defaults it takes. */
 struct rk_job_source {
     const char *path, *text; /* a file, or JSON text; both NULL: none */
     const char *name;        /* of the text, for messages */
@@ -55,7 +55,7 @@ struct rk_job_source {
                               * that has its sections gets them without this */
     const char *const *overrides;
     int64_t num_overrides;
-    /* As in struct rk_config_source. */
+    /* Callback as in struct rk_config_source. */
     void (*on_foreign)(void *user, const struct rk_config_foreign *row, const char *path,
                        const struct rk_json *value, const char *to);
     void *user;
@@ -104,7 +104,7 @@ void rk_job_kl_ctrl_check(const struct rk_config *job, int32_t world_size, struc
 #define RK_JOB_BYPASS_LOSS "bypass_mode" /* policy loss of algorithm.rollout_correction.bypass_mode */
 /* The keys, with the preset's values for unset ones. Borrowed from the job. */
 struct rk_rollout_correction_keys rk_job_rollout_correction_keys(const struct rk_config *job);
-/* Of a job that the rules have passed. */
+/* Rollout correction of a job that the rules have passed. */
 struct rk_rollout_correction rk_job_rollout_correction(const struct rk_config *job);
 /* The options of update_actor with bypass_mode: the loss and its options. */
 void rk_job_set_bypass(struct rk_json *options, const struct rk_config *job);
@@ -134,8 +134,8 @@ const struct rk_config_key *rk_job_keys(int64_t *count);
 /* The group that --help and the manual show a key in: the first has the ten keys that most jobs set. */
 struct rk_job_group {
     const char *title;
-    /* What keys of the group begin with, the longest of all groups counting; in the first group whole keys,
-     * in the order in which they are shown. NULL-terminated. */
+    /* Prefixes of the group's keys; the longest match of all groups wins. Group 0 lists whole keys, in
+     * display order. NULL-terminated. */
     const char *const *prefixes;
 };
 const struct rk_job_group *rk_job_groups(int64_t *count);
@@ -155,8 +155,8 @@ struct rk_job_rule {
  * with a row without a name. */
 const struct rk_job_rule *rk_job_rules(void);
 extern const struct rk_job_rule rk_job_prompt_rules[], rk_job_example_rules[];
-/* For rules: a problem for each of the keys, which end with NULL, that differs from its default but has no
- * effect with the job's algorithm. `instead` is appended: ": KEY does". */
+/* Reports, for rules, a problem for each of the keys, which end with NULL, that differs from its default but
+ * has no effect with the job's algorithm. `instead` is appended: ": KEY does". */
 void rk_job_refuse_keys(const struct rk_config *job, const char *const *keys, const char *instead,
                         struct rk_str *problems);
 
@@ -238,7 +238,7 @@ struct rk_mesh_spec rk_job_mesh_spec(const struct rk_config *job, uint32_t role,
 /* INVALID_ARGUMENT when the world has no such mesh. */
 struct rk_status *rk_job_mesh_create(struct rk_mesh **out, const struct rk_config *job, uint32_t role,
                                      int32_t world_size) RK_NODISCARD;
-/* Of the role's mesh. 1 where the world has no such mesh, which is the finding of the rule "world". */
+/* Replicas of the role's mesh; 1 if the mesh does not fit the world: rule "world" reports that. */
 int32_t rk_job_num_replicas(const struct rk_config *job, uint32_t role, int32_t world_size);
 
 /* Division of the layers of a role. */

@@ -24,7 +24,8 @@ struct rk_reward_item {
     const char *ground_truth;                /* text, or JSON text when the data has another value */
     const struct rk_json *ground_truth_json; /* the value; NULL: the text is */
     const struct rk_json *extra_info;        /* or NULL */
-    /* For rewards over columns (TRL's functions); otherwise columns is NULL and the others may be unset. */
+    /* Inputs of rewards over columns (TRL's functions); otherwise columns is NULL and the others may be
+     * unset. */
     const struct rk_json *columns;  /* object: the members of the data row apart from the prompt */
     const struct rk_json *messages; /* the prompt, when it is a list of messages; or NULL */
     const int32_t *completion_ids;  /* tokens of the response, special ones too */

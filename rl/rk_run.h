@@ -29,7 +29,7 @@ struct rk_run_dir {
     double *values;                   /* of these */
 };
 
-/* Of rk_run_dir_create: the run is a new one. */
+/* last_step of rk_run_dir_create for a new run. */
 #define RK_RUN_DIR_NEW (-1)
 
 /* RUN_DIR, or runs/<experiment>/<UTC time> when run_dir is NULL. Writes config.json, with paths relative to
@@ -46,7 +46,7 @@ struct rk_status *rk_run_dir_create(struct rk_run_dir *out, const struct rk_conf
 bool rk_run_dir_can_begin_again(const char *run_dir);
 /* One line of metrics.jsonl, written (flushed) when it returns. NOT_FOUND when the file was removed. */
 struct rk_status *rk_run_dir_append(struct rk_run_dir *run, const struct rk_json *metrics) RK_NODISCARD;
-/* What was appended is on the disk when it returns. */
+/* Waits until what was appended is on the disk. */
 struct rk_status *rk_run_dir_sync(struct rk_run_dir *run) RK_NODISCARD;
 /* Writes the file `name` of the directory. */
 struct rk_status *rk_run_dir_write(const struct rk_run_dir *run, const char *name,

@@ -24,8 +24,8 @@ struct rk_tokenizer_ids {
 };
 
 struct rk_status *rk_tokenizer_create_file(struct rk_tokenizer **out, const char *path) RK_NODISCARD;
-/* The same with tokens of tokenizer.json that other files name (rk_special_tokens_read_dir): they are special
- * here too, as in transformers. Tokens that it does not have are ignored. */
+/* rk_tokenizer_create_file with tokens of tokenizer.json that other files name (rk_special_tokens_read_dir):
+ * they are special here too, as in transformers. Tokens that it does not have are ignored. */
 struct rk_status *rk_tokenizer_create_special(struct rk_tokenizer **out, const char *path,
                                               const struct rk_json *special) RK_NODISCARD;
 struct rk_status *rk_tokenizer_create_json(struct rk_tokenizer **out, const char *text, size_t bytes,

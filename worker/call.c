@@ -160,8 +160,8 @@ static bool has_peers(const struct rk_method_call *call)
     return rk_comm_group_size(group_of(call)) > 1;
 }
 
-/* Ends the wait of the peers when this rank failed alone. The peers have already received an error of a
- * communicator, a cancellation that the ranks agreed on, and a training that all of them stopped. */
+/* Aborts the world so that peers stop waiting. Not needed after a communicator error, an agreed cancel or
+ * NON_FINITE: peers know. */
 static void release_peers(struct rk_method_call *call, const struct rk_status *st)
 {
     struct rk_worker *worker = call->worker;

@@ -39,7 +39,7 @@ struct rk_job_metric {
     const char *reduce; /* "sum", "mean", "max", "min", "last"; static */
 };
 
-/* Of RK_JOB_OPEN_ENDPOINT. */
+/* Data of RK_JOB_OPEN_ENDPOINT. */
 struct rk_job_endpoint {
     bool make_comm_id;
     /* result */
@@ -47,7 +47,7 @@ struct rk_job_endpoint {
     uint8_t comm_id[128]; /* of make_comm_id */
 };
 
-/* Of RK_JOB_CONFIGURE. */
+/* Data of RK_JOB_CONFIGURE. */
 struct rk_job_configure {
     int32_t rank, world_size;
     uint64_t mesh_generation;
@@ -60,7 +60,7 @@ struct rk_job_configure {
     uint8_t comm_id[128];
 };
 
-/* Of RK_JOB_METHOD. */
+/* Data of RK_JOB_METHOD. */
 struct rk_job_call {
     const struct rk_method *method;
     char role[32];
@@ -190,8 +190,8 @@ struct rk_worker_snapshot {
         int64_t ns;
     } collectives[RK_WORKER_COLLECTIVES];
     bool has_collective_times;
-    /* Of the generation that runs: sequences, and blocks of the KV cache, which are taken for the longest
-     * possible response when a sequence begins. kv_blocks 0: there was none yet. */
+    /* Load of the generation that runs: sequences, and blocks of the KV cache, which are taken for the
+     * longest possible response when a sequence begins. kv_blocks 0: there was none yet. */
     uint64_t rollout_running, rollout_waiting, kv_blocks_used, kv_blocks;
     uint64_t num_watchdog_verdicts; /* calls that the watchdog ended, since the start */
     uint64_t device_allocated_bytes, device_peak_bytes, device_total_bytes;

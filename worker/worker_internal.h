@@ -128,7 +128,7 @@ const char *rk_job_call_label(const struct rk_job_call *job, char buf[RK_JOB_LAB
 void *rk_watchdog_main(void *worker);
 /* Ends running and future collectives, here and through closed connections on the peers. Needs the lock. */
 void rk_worker_abort_locked(struct rk_worker *worker, const char *reason);
-/* The same because this rank failed, which its peers then report. Takes the lock. */
+/* rk_worker_abort_locked because this rank failed: its peers report that. Takes the lock. */
 void rk_worker_give_up(struct rk_worker *worker, const char *reason);
 
 /* --- snapshot.c --- */
@@ -202,7 +202,7 @@ struct rk_status *rk_method_call_run(struct rk_worker *worker, struct rk_job_cal
 /* Collective over the call's ranks; takes `st`, the status of this rank so far. NULL on all ranks when all
  * passed NULL; otherwise all fail, and none waits for another. */
 struct rk_status *rk_method_call_agree(struct rk_method_call *call, struct rk_status *st) RK_NODISCARD;
-/* The same for methods that use collectives from here on: afterwards peers_wait is true. */
+/* rk_method_call_agree of methods that use collectives from here on: afterwards peers_wait is true. */
 struct rk_status *rk_method_call_begin(struct rk_method_call *call, struct rk_status *st) RK_NODISCARD;
 /* Collective: CANCELLED on all ranks of the mesh when one of them was cancelled. */
 struct rk_status *rk_method_call_check_cancel(struct rk_method_call *call) RK_NODISCARD;
@@ -242,7 +242,8 @@ struct rk_rows {
     } routes;
 };
 
-/* What the routers choose in the passes of a mini-batch, and in how many places the column differs. */
+/* Choices of the routers in the passes of a mini-batch, and the number of places in which the column differs.
+ */
 struct rk_route_record {
     uint16_t *chosen; /* packed: [tokens of the mini-batch, per_token] */
     int64_t *first;   /* the first token of each micro-batch */

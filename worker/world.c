@@ -138,7 +138,8 @@ static bool stays_in_place(const struct rk_worker *worker, const struct rk_role 
     return worker->rank == job->rank && rk_mesh_equal(role->mesh, mesh);
 }
 
-/* Whether the role's weights are those of its coordinates in the new mesh, which has one replica. */
+/* Whether this rank can keep the role's weights in a mesh with dp=1: all its other coordinates are unchanged.
+ */
 static bool becomes_only_replica(const struct rk_worker *worker, const struct rk_role *role,
                                  const struct rk_job_configure *job, const struct rk_mesh *mesh)
 {

@@ -31,7 +31,7 @@ bool rk_config_is_reserved(const char *key);
 /* Takes ownership of `text`. NULL, with a problem reported, if it is not a JSON object. */
 const struct rk_config_doc *rk_config_add_doc(struct rk_config_loader *loader, const char *name, char *text,
                                               size_t bytes);
-/* The same for a file. */
+/* rk_config_add_doc for a file. */
 const struct rk_config_doc *rk_config_load_doc(struct rk_config_loader *loader, const char *file);
 /* The part of `view` under `key`; the key's text must live in the arena or in a document. */
 struct rk_config_view rk_config_view_member(const struct rk_config_loader *loader,

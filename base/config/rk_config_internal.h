@@ -90,8 +90,8 @@ void rk_config_merge(struct rk_config_loader *loader, struct rk_json *dst, const
  * holds text, digits and true stay text. */
 struct rk_json *rk_config_parse_value(const struct rk_config_loader *loader, const char *path,
                                       const char *text);
-/* The same of an override, in Hydra's grammar as well. NULL and a static text when the syntax is wrong.
- */
+/* rk_config_parse_value for an override, in Hydra's grammar as well. NULL and a static text if the syntax is
+ * wrong. */
 struct rk_json *rk_config_parse_override(const struct rk_config_loader *loader, const char *path,
                                          const char *text, const char **problem);
 /* The key's value is text, also if it looks like another type. */

@@ -57,7 +57,7 @@ struct rk_knob {
 #define RK_KNOB_FIELD_TEXT(field)                     char field[RK_KNOB_LONG_TEXT_BYTES];
 #define RK_KNOB_FIELD_PAIR(field)                     double field[2];
 
-/* Of knobs that are named *_megabytes. */
+/* Unit of knobs that are named *_megabytes. */
 #define RK_BYTES_PER_MEGABYTE ((int64_t)1 << 20)
 
 /* --- types elsewhere: RK_KNOB_CONFIG_INT32 is the name of a rk_config_type_t without its prefix --- */

@@ -68,14 +68,14 @@ uint64_t rk_ckpt_manifest_bytes(const struct rk_ckpt_manifest *manifest);
  * `out` is empty. */
 struct rk_status *rk_ckpt_manifest_parse(struct rk_ckpt_manifest *out, const char *text, size_t bytes,
                                          const char *source) RK_NODISCARD;
-/* Of the part in `part_dir`. NOT_FOUND (reason NO_CHECKPOINT) when there is no manifest; UNIMPLEMENTED
- * (reason FOREIGN_CHECKPOINT) when the directory is a checkpoint of verl's: the message explains how to
- * use it. */
+/* Reads the manifest of the part in `part_dir`. NOT_FOUND (reason NO_CHECKPOINT) when there is no manifest;
+ * UNIMPLEMENTED (reason FOREIGN_CHECKPOINT) when the directory is a checkpoint of verl's: the message
+ * explains how to use it. */
 struct rk_status *rk_ckpt_manifest_read(struct rk_ckpt_manifest *out, const char *part_dir) RK_NODISCARD;
 /* Lists a file that was written below `part_dir`: reads it for size and checksum. */
 struct rk_status *rk_ckpt_manifest_add_file(struct rk_ckpt_manifest *manifest, const char *part_dir,
                                             const char *name) RK_NODISCARD;
-/* The same for all files of the directory part_dir/sub_dir, without those of directories in it. */
+/* Lists all files of the directory part_dir/sub_dir, without those of directories in it. */
 struct rk_status *rk_ckpt_manifest_add_files(struct rk_ckpt_manifest *manifest, const char *part_dir,
                                              const char *sub_dir) RK_NODISCARD;
 /* The text of the file, with the checksum; rk_free it. */

@@ -56,8 +56,7 @@ struct rk_status *rk_ckpt_shards_open(struct rk_ckpt_shards *shards, const char 
                                       struct rk_status *(*add)(void *user, const struct rk_ckpt_piece *piece),
                                       void *user) RK_NODISCARD;
 void rk_ckpt_shards_fini(struct rk_ckpt_shards *shards);
-/* What is wrong with the pieces of one tensor, which have to hold each of its elements exactly once; NULL:
- * nothing. */
+/* The defect of the pieces of one tensor: they have to hold each of its elements exactly once. NULL: none. */
 const char *rk_ckpt_pieces_gap(const struct rk_ckpt_shards *shards, const struct rk_ckpt_piece *const *pieces,
                                int64_t count);
 /* Whether the part has shards, and they hold whole tensors. DATA_LOSS (reason CHECKPOINT_DAMAGED) names file

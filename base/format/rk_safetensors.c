@@ -17,8 +17,8 @@
 
 #define MAX_HEADER_BYTES 100000000u /* the reference reader's limit */
 #define LENGTH_BYTES     8
-/* Of one file. The largest published model has 92 thousand in 163 files; each costs some 15 us and 1 KiB
- * while the header is parsed. */
+/* Tensors of one file. The largest published model has 92 thousand in 163 files; each costs some 15 us and 1
+ * KiB while the header is parsed. */
 #define MAX_TENSORS 131072
 /* Commas and colons outside strings: an entry has 8 with one dimension, 15 with eight. */
 #define MAX_SEPARATORS (16 * MAX_TENSORS)
@@ -67,7 +67,7 @@ static bool read_u64(const struct rk_json *json, uint64_t *out)
 static struct rk_status *read_dtype(struct rk_st_file *file, struct rk_st_tensor *tensor,
                                     const struct rk_json *json)
 {
-    /* In the format, but rankd has no element type for them. */
+    /* Types of the format for which rankd has no element type. */
     static const char *const foreign[] = {"U16", "U32", "U64", "C64", "F8_E8M0", "F4", "F6_E2M3", "F6_E3M2"};
     const char *text = rk_json_as_string(json, NULL);
 

@@ -33,8 +33,8 @@ struct rk_st_file;
 /* Opens and checks the header. NOT_FOUND, DATA_LOSS (also for a header over 100 MB, and for another kind of
  * file, which the message names), or RESOURCE_EXHAUSTED (over 131072 tensors or over 2 million values). */
 struct rk_status *rk_st_open(struct rk_st_file **out, const char *path) RK_NODISCARD;
-/* The same check over bytes in memory that begin with the header, of a file of file_bytes in total (fuzzing,
- * batches received as bytes). Reads are refused on such an object. */
+/* rk_st_open for bytes in memory that begin with the header of a file of file_bytes (fuzzing, batches
+ * received as bytes). Reads are refused on such an object. */
 struct rk_status *rk_st_parse(struct rk_st_file **out, const void *data, size_t data_bytes,
                               uint64_t file_bytes, const char *source) RK_NODISCARD;
 void rk_st_close(struct rk_st_file *file); /* NULL is a no-op */

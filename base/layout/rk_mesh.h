@@ -19,7 +19,7 @@ RK_BEGIN_DECLS
 
 #define RK_MESH_ORDER_TRAIN   "tp-cp-ep-dp-pp"
 #define RK_MESH_ORDER_ROLLOUT "pp-tp-dp"
-/* With whole experts on the tp ranks: ep is tp, and etp 1. */
+/* Order of a mesh with whole experts on the tp ranks: ep is tp, and etp 1. */
 #define RK_MESH_ORDER_ROLLOUT_EP "pp-tp-ep-dp"
 #define RK_MESH_MAX_RANKS        4096
 

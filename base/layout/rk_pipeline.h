@@ -79,7 +79,7 @@ struct rk_pipeline_place rk_pipeline_find_layer(const struct rk_pipeline *pipeli
 
 /* ---- schedules: rk_pipeline_schedule.c ---- */
 
-/* What a schedule depends on. vpp <= 1: 1F1B; vpp > 1: interleaved 1F1B in groups of `group_size`
+/* Parameters of a schedule. vpp <= 1: 1F1B; vpp > 1: interleaved 1F1B in groups of `group_size`
  * micro-batches; forward_only: forwards in the same order, no backwards. */
 struct rk_pipeline_schedule {
     int32_t pp;  /* 0 means 1 */

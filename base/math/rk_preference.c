@@ -22,7 +22,7 @@ static double log_sigmoid(double x)
     return x < 0.0 ? x - log1p(exp(x)) : -log1p(exp(-x));
 }
 
-/* Of a loss that depends on the difference alone. */
+/* Slopes of a loss that depends on the difference alone. */
 static struct rk_preference_slope difference(double loss, double by_difference)
 {
     return (struct rk_preference_slope){loss, by_difference, -by_difference};

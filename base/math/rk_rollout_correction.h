@@ -87,7 +87,7 @@ void rk_rollout_is_raw(double *raw, const struct rk_rollout_correction *config, 
 double rk_rollout_is_weight(const struct rk_rollout_correction *config, double raw);
 /* values[n] of a token option. */
 void rk_rollout_rs_token_values(double *values, rk_rollout_rs_t option, const double *log_ratio, int64_t n);
-/* Of the other options; 0 without tokens. */
+/* Value of a row, for the other options; 0 without tokens. */
 double rk_rollout_rs_row_value(rk_rollout_rs_t option, const double *log_ratio, int64_t n);
 bool rk_rollout_rs_keeps(const struct rk_rollout_rs_rule *rule, double value);
 /* keep[n]: 1 where all rules keep the token. */

@@ -31,7 +31,8 @@ struct rk_cert {
     char *cert, *key; /* PEM */
 };
 
-/* With a new key, signed by `authority`; NULL: by itself. INVALID_ARGUMENT for an invalid name. */
+/* Makes a certificate with a new key, signed by `authority`; NULL: by itself. INVALID_ARGUMENT for an invalid
+ * name. */
 struct rk_status *rk_cert_make(struct rk_cert *out, const struct rk_cert_spec *spec,
                                const struct rk_cert *authority) RK_NODISCARD;
 void rk_cert_fini(struct rk_cert *cert);

@@ -70,7 +70,7 @@ struct rk_status *rk_replay_check_entries(const struct rk_recording *recording)
 
 /* --- steps --- */
 
-/* Of one step, and the meshes that it runs over. */
+/* Check of one step, and of the meshes that it runs over. */
 struct check {
     const struct rk_replay_order *order;
     const struct rk_replay_step *step;

@@ -23,8 +23,8 @@ struct rk_hf_tensor {
     const struct rk_st_file *file;
     const struct rk_st_tensor *tensor;
     bool is_stack; /* of several parameters: struct rk_param_stack */
-    /* Of an F8_E4M3 matrix, F32 [ceil(rows / 128), ceil(cols / 128)]: what the elements of each block of 128
-     * x 128 are multiplied by (DeepSeek-V3's weight_scale_inv). NULL otherwise. */
+    /* Scales of an F8_E4M3 matrix, F32 [ceil(rows / 128), ceil(cols / 128)]: factors of the elements of each
+     * block of 128 x 128 (DeepSeek-V3's weight_scale_inv). NULL otherwise. */
     const struct rk_st_file *scale_file;
     const struct rk_st_tensor *scale;
 };

@@ -1,4 +1,4 @@
-/* What a checkpoint can hold, by name. */
+/* Contents of checkpoints, by name. */
 #include "engine/ckpt/state_internal.h"
 
 #include <string.h>

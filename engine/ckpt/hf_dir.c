@@ -244,7 +244,7 @@ static struct rk_status *find_tensor(const struct rk_hf_dir *dir, const char *na
     return NULL;
 }
 
-/* Of a parameter that has another name in some files, as part of a stack. */
+/* The error for a parameter that has another name in some files, as part of a stack. */
 static struct rk_status *tell_missing(const struct rk_hf_dir *dir, const struct rk_param *param)
 {
     return RK_FAIL(RK_NOT_FOUND, "tensor '%s' is in no weight file of '%s', and neither is the stack '%s'",

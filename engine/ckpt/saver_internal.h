@@ -7,7 +7,7 @@
 
 struct rk_saver {
     struct rk_snapshot snapshot;
-    /* Of the save in progress, or of the last one. */
+    /* State of the save in progress, or of the last one. */
     bool is_pending;
     char *part_dir, *temp_dir, *shard_path, *role;
     int64_t global_step;

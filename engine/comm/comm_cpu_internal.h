@@ -78,7 +78,7 @@ struct rk_cpu_challenge {
     uint8_t proof[RK_CPU_PROOF_BYTES];
 };
 
-/* What a rank requires of a connecting peer. */
+/* Requirements of a rank for a connecting peer. */
 struct rk_cpu_rules {
     int32_t rank, world_size;
     uint64_t generation;

@@ -214,7 +214,7 @@ RK_END_DECLS
  * the world if `st` is a failure. --- */
 struct rk_status *rk_comm_op_begin(struct rk_comm_group *group, struct rk_stream *stream, rk_comm_op_t op,
                                    size_t bytes) RK_NODISCARD;
-/* The same for the launch of a graph; it advances the number by all operations in the graph. */
+/* rk_comm_op_begin for the launch of a graph; it advances the number by all operations in the graph. */
 struct rk_status *rk_comm_op_begin_graph(struct rk_comm_group *group,
                                          struct rk_comm_recorded recorded) RK_NODISCARD;
 struct rk_status *rk_comm_op_end(struct rk_comm_group *group, struct rk_status *st) RK_NODISCARD;
@@ -225,7 +225,7 @@ void rk_comm_graphs_drop(struct rk_comm_group *group);
 
 /* The backend of that name; NOT_FOUND lists the known ones. */
 struct rk_status *rk_comm_find_backend(const struct rk_comm_ops **out, const char *name) RK_NODISCARD;
-/* For messages: this rank's name of the group with that tag, or "#TAG". Writes to buf, returns it. */
+/* This rank's name of the group with that tag, for messages, or "#TAG". Writes to buf, returns it. */
 const char *rk_comm_world_group_name(const struct rk_comm_world *world, uint32_t tag,
                                      char buf[RK_COMM_NAME_BYTES]);
 
@@ -237,8 +237,8 @@ struct rk_comm_partition {
     const int32_t *colors, *indices; /* [world size] */
 };
 
-/* What is issued on streams that run at the same time must not be on one communicator: its operations would
- * wait for each other, or be mixed up. */
+/* Operations on streams that run at the same time must not be on one communicator: they would wait for each
+ * other, or be mixed up. */
 typedef enum rk_comm_use {
     RK_COMM_USE_APART,     /* while nothing else runs: any communicator will do */
     RK_COMM_USE_PASSES,    /* within passes */

@@ -407,7 +407,7 @@ static struct rk_status *read_rope_object(struct rk_model_config *out, const str
                               : read_rope_values(out, hf_config, object, key);
 }
 
-/* Of a file that has both objects, transformers takes rope_scaling and drops the other one, with its theta.
+/* If a file has both objects, transformers takes rope_scaling and drops the other one, with its theta.
  * Someone who added rope_scaling to a file with rope_parameters means otherwise, so it is refused unless both
  * readings agree. */
 static struct rk_status *check_both_ropes(const struct rk_model_config *config,

@@ -28,7 +28,7 @@ struct rk_status *rk_model_count_non_finite(const struct rk_model_core *core, co
     return NULL;
 }
 
-/* The same of elements [begin, begin + num_elements) of the flat buffer. */
+/* Counts values that are not finite among elements [begin, begin + num_elements) of the flat buffer. */
 static struct rk_status *count_bad(const struct rk_model_core *core, int64_t begin, int64_t num_elements,
                                    int64_t *count)
 {

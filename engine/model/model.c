@@ -104,7 +104,7 @@ static struct rk_status *make_row_numbers(struct rk_model_core *core)
     return st;
 }
 
-/* For collectives beside the work of a pass (struct rk_side). */
+/* Makes the stream of collectives beside the work of a pass (struct rk_side). */
 static struct rk_status *open_side(struct rk_model_core *core)
 {
     struct rk_device *device = rk_stream_device(core->stream);

@@ -49,7 +49,7 @@ extern const struct rk_model_family rk_family_deepseek_v3; /* family_deepseek_v3
 /* The list with one kind of layer: attention and a gated MLP, with Llama's parameter names. */
 extern const struct rk_layer_kind rk_dense_layers[];
 
-/* The same, and a second kind with experts instead of the MLP. */
+/* A list of two kinds: rk_dense_layers, and layers with experts instead of the MLP. */
 enum { RK_LAYER_DENSE, RK_LAYER_SPARSE };
 extern const struct rk_layer_kind rk_sparse_layers[];
 extern const struct rk_moe_names rk_moe_names_qwen; /* gate_proj, up_proj, down_proj, shared_expert */
@@ -177,7 +177,7 @@ struct rk_status *rk_router_losses_check(const struct rk_moe_knobs *knobs,
                                          const struct rk_model_config *config) RK_NODISCARD;
 
 /* --- segments.c: the tokens over which routers have metrics and losses --- */
-/* Of the micro-batches of a step, over all replicas. */
+/* Totals of the micro-batches of a step, over all replicas. */
 struct rk_step_totals {
     double num_tokens, num_seqs;
 };
@@ -218,8 +218,8 @@ struct rk_model {
     struct rk_arena *host;       /* host memory of the same pass */
     struct rk_train *train;      /* gradients and optimizer; NULL until rk_train_enable */
     struct rk_saver *saver;      /* of training checkpoints; NULL until the first one */
-    /* Of a pipeline stage (engine/pipeline): memory of the micro-batches in flight, its size for each, and
-     * the stream of messages with the events that order it with the model's stream; NULL before the first
+    /* State of a pipeline stage (engine/pipeline): memory of the micro-batches in flight, its size for each,
+     * and the stream of messages with the events that order it with the model's stream; NULL before the first
      * run. */
     RK_ARRAY(struct rk_pipeline_slot *) slots;
     size_t slot_bytes, slot_host_bytes; /* 0: grows on demand */
@@ -254,7 +254,7 @@ struct rk_status *rk_model_gather_packed(const struct rk_pass *pass, rk_tensor_t
 /* The factor that kernels multiply logits with. INVALID_ARGUMENT for a temperature out of range. */
 struct rk_status *rk_inverse_temperature(float *out, double temperature) RK_NODISCARD;
 
-/* OUT_OF_RANGE names the first of `values` outside of [0, bound): `what` of which packed token. */
+/* OUT_OF_RANGE for the first values[i] outside [0, bound); the message names `what` and i. */
 struct rk_status *rk_packed_check_range(const char *what, const int32_t *values, int64_t count,
                                         int64_t bound) RK_NODISCARD;
 

@@ -68,7 +68,7 @@ struct rk_status *rk_params_check_divides(const struct rk_param_table *table, rk
 struct rk_shard_places {
     int32_t size[RK_GRAD_GROUPS], rank[RK_GRAD_GROUPS];
 };
-/* Of this rank of the mesh. */
+/* Places of this rank of the mesh. */
 struct rk_shard_places rk_shard_places_of(const struct rk_mesh_comms *mesh);
 /* Cuts the flat buffers into buckets of about that many elements. 0: one bucket per gradient group with a
  * single rank, otherwise RK_BUCKET_ELEMENTS. */

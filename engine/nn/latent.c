@@ -45,7 +45,7 @@ static rk_tensor_t rope_part(const struct rk_latent *latent, rk_tensor_t down)
     return rk_tensor_cols(down, latent->q_rank + latent->kv_rank, latent->rope);
 }
 
-/* The same of latents [n, width]. */
+/* The two parts of latents [n, width]. */
 static rk_tensor_t own_columns(const struct rk_latent *latent, rk_tensor_t latents)
 {
     return rk_tensor_cols(latents, 0, latent->kv_rank);

@@ -71,7 +71,7 @@ static struct rk_status *make_rows(const struct rk_pass *pass, const struct rk_b
                       columns);
 }
 
-/* The rows of an exchange; also of a pass that does not keep them, which uses their memory. */
+/* Allocates the buffers of an expert exchange. Forward-only passes use them as scratch. */
 static struct rk_status *make_received(const struct rk_pass *pass, const struct rk_block *block,
                                        struct rk_moe_saved *saved)
 {
@@ -313,7 +313,7 @@ static struct rk_status *experts_of_rank_bwd(const struct rk_pass *pass, const s
     return rk_moe_experts_bwd_up(pass, block->own, &rows, drows, drows);
 }
 
-/* The same with experts on other ranks. */
+/* Backward pass of experts that are on other ranks too. */
 static struct rk_status *experts_of_all_bwd(const struct rk_pass *pass, const struct rk_block *block,
                                             const struct rk_moe_saved *saved, rk_tensor_t x,
                                             rk_tensor_t drows, rk_tensor_t drow_probs,

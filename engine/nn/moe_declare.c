@@ -26,7 +26,7 @@ static int64_t experts_per_rank(const struct site *site, const struct rk_moe_con
     return config->num_experts / rk_mesh_axis_size(site->params->mesh, RK_AXIS_EP);
 }
 
-/* Of this rank. */
+/* The first expert of this rank. */
 static int64_t first_expert(const struct site *site, const struct rk_moe_config *config)
 {
     return site->params->coords.axis[RK_AXIS_EP] * experts_per_rank(site, config);
@@ -259,7 +259,7 @@ static struct rk_status *check_kept_rows(const struct rk_model_layout *layout, i
     return NULL;
 }
 
-/* That etp divides tp is checked with the model. */
+/* Checks etp; the check that it divides tp is made with the model. */
 static struct rk_status *check_etp(const struct rk_param_table *params)
 {
     int32_t tp_size = rk_params_tp_size(params), etp_size = rk_mesh_axis_size(params->mesh, RK_AXIS_ETP);

@@ -27,7 +27,7 @@ struct exchange {
     struct rk_moe_exchange_plan plan;
     rk_tensor_t row_ids;   /* I32 [R, 1]: the expert of each row of this rank */
     bool overwrites_grads; /* backward: the next rows are the first of a step */
-    /* Of the current round. */
+    /* State of the current round. */
     struct rk_moe_span *sent, *received; /* [num_ranks] */
     int64_t count;                       /* rows received */
     rk_tensor_t ids;                     /* I32 [capacity, 1]: their experts */
@@ -112,7 +112,7 @@ static struct rk_status *make_row_ids(struct exchange *ex, const struct rk_moe_s
                                                                     .index = as_list(saved->places)});
 }
 
-/* Those of a round, and their order. */
+/* Ids of the experts of the rows of a round, and their order. */
 static struct rk_status *make_ids(struct exchange *ex, const struct rk_moe_saved *saved, int64_t num_experts)
 {
     struct rk_step_arena *arena = ex->pass->arena;

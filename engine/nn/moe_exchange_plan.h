@@ -29,7 +29,7 @@ struct rk_moe_span {
 
 /* Counts the rounds of a plan whose other fields are set. */
 void rk_moe_exchange_plan_init(struct rk_moe_exchange_plan *plan);
-/* Of the rows of rank `from`, those that rank `to` receives in a round. */
+/* The rows of rank `from` that rank `to` receives in a round. */
 struct rk_moe_span rk_moe_exchange_span(const struct rk_moe_exchange_plan *plan, int32_t from, int32_t to,
                                         int64_t round);
 

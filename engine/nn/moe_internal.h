@@ -16,7 +16,7 @@ struct rk_expert_weight {
     int64_t num_experts, rows, cols;
 };
 
-/* Of this rank. */
+/* A layer of experts: its part on this rank. */
 struct rk_moe {
     struct rk_moe_config config;
     int64_t hidden_size;
@@ -140,7 +140,8 @@ struct rk_status *rk_moe_hand_out(const struct rk_pass *pass, const struct rk_mo
 /* y [T, n] = the sum of each token's rows, by ascending expert; the adjoint of handing out. */
 struct rk_status *rk_moe_collect(const struct rk_pass *pass, const struct rk_moe_saved *saved,
                                  rk_tensor_t rows, rk_tensor_t y) RK_NODISCARD;
-/* The same of the rows of all tp ranks, with the bits of a rank that has all experts. Collective over tp. */
+/* rk_moe_collect for the rows of all tp ranks, with the bits of a rank that has all experts. Collective over
+ * tp. */
 struct rk_status *rk_moe_collect_divided(const struct rk_pass *pass, const struct rk_moe_saved *saved,
                                          rk_tensor_t rows, rk_tensor_t y) RK_NODISCARD;
 /* dprobs stat [T, K] of those of the rows, stat [R]; 0 for a choice without a row. */
@@ -153,8 +154,8 @@ struct rk_moe_rows {
     rk_tensor_t offsets; /* I32 [experts of this rank + 1] */
     rk_tensor_t probs;   /* stat [num_rows]: factors of the results */
     rk_tensor_t gate_up; /* [num_rows, 2 * intermediate_size] */
-    /* With rows that no expert of this rank has, after the others: I32 [1], the number of the others, and an
-     * estimate of it. Otherwise none, and 0. */
+    /* I32 [1]: number of rows that experts of this rank have, and an estimate of it, if other rows follow
+     * them. Otherwise none, and 0. */
     rk_tensor_t count;
     int64_t likely_count;
     bool overwrites_grads; /* backward: = instead of +=, also of experts without a row */
@@ -173,7 +174,7 @@ struct rk_status *rk_moe_experts_bwd_down(const struct rk_pass *pass, const stru
 struct rk_status *rk_moe_experts_bwd_up(const struct rk_pass *pass, const struct rk_moe *moe,
                                         const struct rk_moe_rows *rows, rk_tensor_t x,
                                         rk_tensor_t dx) RK_NODISCARD;
-/* For a rank that has no row at all: its gradients are zero. */
+/* Zeroes the gradients of a rank that has no row at all. */
 struct rk_status *rk_moe_experts_clear_grads(const struct rk_pass *pass,
                                              const struct rk_moe *moe) RK_NODISCARD;
 
@@ -207,7 +208,8 @@ struct rk_status *rk_moe_shared_bwd(const struct rk_pass *pass, const struct rk_
                                     const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t dy,
                                     rk_tensor_t dx) RK_NODISCARD;
 
-/* The same in steps, for the work beside an exchange: begin allocates, run does not, end adds the result. */
+/* The shared expert in steps, as work beside an exchange: begin allocates, run does not, end adds the result.
+ */
 struct rk_moe_shared_run {
     const struct rk_pass *pass;
     const struct rk_block *block;

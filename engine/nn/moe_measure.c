@@ -2,8 +2,8 @@
  * backward pass, which visits every layer once, also when activations are recomputed. */
 #include "engine/nn/moe_internal.h"
 
-/* Of the ranks that route the same tokens the first one counts them, and its gradient of the router, a
- * summand over tp, has that of the losses. */
+/* The first of the ranks that route the same tokens counts them. Its gradient of the router, a summand over
+ * tp, contains the gradient of the losses. */
 static bool is_counted(const struct rk_pass *pass, const struct rk_moe *moe)
 {
     return rk_comm_group_rank(moe->is_by_rows ? pass->etp : pass->tp) == 0;

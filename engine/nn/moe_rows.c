@@ -51,7 +51,7 @@ struct rk_status *rk_moe_collect(const struct rk_pass *pass, const struct rk_moe
                                             .y = y, .x = rows, .places = saved->places, .ids = saved->ids});
 }
 
-/* The same memory as whole numbers. */
+/* A tensor as whole numbers, in the same memory. */
 static rk_tensor_t as_bits(rk_tensor_t t)
 {
     int64_t bytes = (int64_t)rk_tensor_bytes(t);

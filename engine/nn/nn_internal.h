@@ -108,8 +108,8 @@ struct rk_pass {
         rk_tensor_t ids, chosen;
         int64_t num_tokens, begin;
     } routes;
-    /* What routers do is summed up in the backward pass, which also adds the gradients of losses on their
-     * scores (struct rk_moe_balance_args). */
+    /* Statistics of routers. The backward pass sums them up, and adds the gradients of losses on the scores
+     * (struct rk_moe_balance_args). */
     struct {
         rk_tensor_t sums;     /* F64 [num_routes, E + RK_NUM_ROUTER_SUMS]; none: it is not */
         rk_tensor_t segments; /* I32 [routes.num_tokens, or num_tokens without routes]: -1 for padding; those
@@ -161,8 +161,9 @@ struct rk_status *rk_sp_begin_sum(const struct rk_pass *pass, rk_tensor_t rows,
                                   rk_tensor_t *tokens) RK_NODISCARD;
 struct rk_status *rk_sp_sum(const struct rk_pass *pass, rk_tensor_t tokens, rk_tensor_t rows,
                             rk_reduce_op_t op) RK_NODISCARD;
-/* The same two on the side stream, after the work enqueued on the pass's stream so far. Work enqueued on the
- * pass's stream before rk_pass_join overlaps them and may read their inputs. One of them at a time. */
+/* rk_sp_gather and rk_sp_sum on the side stream, after the work enqueued on the pass's stream so far. Work
+ * enqueued on the pass's stream before rk_pass_join overlaps them and may read their inputs. One of them at a
+ * time. */
 struct rk_status *rk_sp_start_gather(const struct rk_pass *pass, rk_tensor_t rows,
                                      rk_tensor_t *tokens) RK_NODISCARD;
 struct rk_status *rk_sp_start_sum(const struct rk_pass *pass, rk_tensor_t tokens, rk_tensor_t rows,

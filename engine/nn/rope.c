@@ -59,7 +59,7 @@ static double yarn_column(const struct rk_rope_spec *rope, double num_rotations)
     return (double)rope->width * log(original / (num_rotations * 2.0 * M_PI)) / (2.0 * log(rope->theta));
 }
 
-/* Of `power` = theta^(2k/d), in fp32 as Hugging Face. */
+/* The frequency for `power` = theta^(2k/d), in fp32 as in Hugging Face. */
 static float interpolate_yarn(const struct rk_rope_spec *rope, int64_t k, float power)
 {
     const struct rk_rope_scaling *scaling = &rope->scaling;

@@ -7,7 +7,7 @@
 #include "base/rk_assert.h"
 #include "engine/ckpt/ckpt_internal.h"
 
-/* Of one layer. */
+/* The bias of one layer. */
 struct bias {
     const struct rk_placement *placement;
     const double *loads; /* [num_experts] */

@@ -61,19 +61,19 @@ struct rk_shard_segment {
     bool is_counted; /* in this rank's part of the gradient norm */
 };
 
-/* Of a gradient group. */
+/* State of a gradient group. */
 struct rk_train_group {
     /* Fixed after enable. */
     RK_ARRAY(struct rk_bucket) buckets;         /* all buckets of the group */
     RK_ARRAY(struct rk_shard_segment) segments; /* ascending */
-    int64_t summed_begin; /* element: from here on passes add to gradients; before it they may overwrite
-                           * them */
-    /* Of the step in progress. */
+    int64_t summed_begin; /* element: gradients before it may be overwritten by a pass; from here on they must
+                           * be added to */
+    /* State of the step in progress. */
     int64_t num_complete; /* element: gradients before it are complete */
     int64_t num_reduced;  /* number of reduced buckets, from the first */
 };
 
-/* What the routers did: sums over their tokens (rk_moe_balance_args.sums), by layer of experts. */
+/* Sums over the tokens of the routers (rk_moe_balance_args.sums), by layer of experts. */
 struct rk_router_sums {
     struct rk_router_losses losses;
     int64_t num_layers, num_experts, columns; /* of the whole model; num_layers 0: it has no experts */

@@ -197,7 +197,7 @@ static int64_t find_summed(const struct rk_model_core *core, rk_grad_group_t gro
     return begin;
 }
 
-/* Of matrices that passes overwrite: must be before summed_begin. */
+/* Asserts that all matrices that passes overwrite are before summed_begin. */
 static void check_summed(const struct rk_train *train, const struct rk_model_core *core)
 {
     for (int64_t i = 0; i < core->params.count; i++) {

@@ -14,8 +14,8 @@ struct holder {
     struct rk_mesh_coords coords;
 };
 
-/* What decides which ranks hold which part of a tensor. The tensors of a layer, and those of the experts of
- * one rank, have it in common, so neighbouring rows mostly share the lists below. */
+/* Holding: which ranks hold which part of a tensor. The tensors of a layer, and those of the experts of one
+ * rank, have it in common, so neighbouring rows mostly share the lists below. */
 struct holding {
     int32_t stage, shared_stage, ep_rank, num_parts;
     rk_axis_t axis;
@@ -31,7 +31,7 @@ struct side {
     const struct rk_reshard_side *desc;
     struct holder *holders; /* [num_holders], ascending ranks */
     int32_t num_holders;
-    /* Of all tensors with this holding; num_parts is 0 before the first. */
+    /* Lists of all tensors with this holding; num_parts is 0 before the first. */
     struct holding holding;
     int32_t *part_of; /* [world size] the part that a rank holds, -1: none */
     int32_t *held;    /* [num_held] ranks that hold a part, ascending */
@@ -40,7 +40,7 @@ struct side {
      * first. */
     struct sender *senders; /* [num_holders] */
     int32_t *part_begin;    /* [num_holders + 1] */
-    /* Of the tensor that is being planned. */
+    /* Boxes of the tensor that is being planned. */
     struct rk_param_box *boxes; /* [num_holders] of parts that some rank holds */
 };
 
@@ -65,8 +65,8 @@ struct planner {
     int32_t round;
     struct rk_reshard_plan *plan;
     int64_t capacity; /* of plan->moves */
-    /* Of the tensor that is being planned, ascending by part, then by source_part: those of part p begin at
-     * overlap_begin[p]. */
+    /* Overlaps of the tensor that is being planned, ascending by part, then by source_part: the overlaps of
+     * part p begin at overlap_begin[p]. */
     struct overlap *overlaps;
     int64_t overlap_capacity;
     int64_t *overlap_begin; /* [destination's num_holders + 1] */

@@ -82,7 +82,7 @@ struct rk_batcher {
     int64_t max_num_batched_tokens;
     struct rk_block_pool *pool; /* borrowed */
     int64_t next_serial;
-    /* Of the current call. */
+    /* Requests of the current call. */
     const struct rk_rollout_request *requests;
     struct rk_rollout_result *results;
     int64_t num_requests, num_admitted, num_finished;
@@ -199,8 +199,8 @@ struct rk_decode_graphs {
 /* Enqueues a step, eagerly or while recording. */
 typedef struct rk_status *(*rk_enqueue_fn_t)(void *user);
 
-/* With `enabled` false, or if device or collectives do not support graphs: no graphs. Memory comes from the
- * arena. */
+/* Makes no graphs with `enabled` false, or if device or collectives do not support them. Memory comes from
+ * the arena. */
 struct rk_status *rk_decode_graphs_init(struct rk_decode_graphs *graphs, struct rk_arena *arena,
                                         struct rk_model *model, int32_t max_num_seqs,
                                         bool enabled) RK_NODISCARD;

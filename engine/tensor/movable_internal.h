@@ -14,7 +14,7 @@ struct rk_movable {
     void *data;       /* the address; NULL: no buffer */
     size_t bytes;     /* size of the contents */
     bool is_range;
-    /* What moves. */
+    /* State of the move. */
     void *host;    /* pinned memory of `bytes`; NULL until reserved, then kept */
     bool is_away;  /* is offloaded */
     bool has_copy; /* host holds the contents: not modified since the last offload */

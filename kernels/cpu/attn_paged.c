@@ -79,7 +79,7 @@ static struct rk_status *check_seq(const struct rk_attn_paged_args *args, int64_
         args->k_cache.shape[0] - 1);
 }
 
-/* Of loading the keys and values, and of the scores. */
+/* Work of loading the keys and values, and of the scores. */
 static double work_of(const struct rk_attn_paged_args *args, const struct paged_seq *seq)
 {
     double num_keys = (double)(seq->length - seq->first_key);

@@ -47,7 +47,7 @@ int rk_cpu_num_threads(const struct rk_cpu_device *dev, double work);
 #define RK_WORK_BLAS (1.0 / 64.0) /* a multiplication and addition in OpenBLAS */
 #define RK_WORK_F64  0.125        /* the same in f64 (rk_panel_accumulate) */
 
-/* The same for a loop over a tensor, each of whose elements is that much work. */
+/* Threads for a loop over a tensor, each of whose elements is `work`. */
 static inline int rk_cpu_threads_over(const struct rk_cpu_device *dev, rk_tensor_t t, double work)
 {
     return rk_cpu_num_threads(dev, (double)rk_tensor_num_elements(t) * work);

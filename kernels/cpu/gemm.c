@@ -84,7 +84,7 @@ static struct split split_by(int64_t size, int64_t unit)
     return (struct split){size, unit, RK_MAX((size + unit - 1) / unit, 1)};
 }
 
-/* Of the longest part. */
+/* Length of the longest part. */
 static int64_t edge_of(const struct split *split)
 {
     return RK_MIN((num_units(split) + split->count - 1) / split->count * split->unit, split->size);

@@ -12,8 +12,8 @@ struct terms {
     double entropy, balance, z;
 };
 
-/* Of a token: logsumexp and softmax of the logits, scores, and scores divided by their sum; the arrays are
- * [E]. */
+/* Scores of a token: logsumexp and softmax of the logits, scores, and scores divided by their sum; the arrays
+ * are [E]. */
 struct scores {
     double log_sum, *softmax, *s, *p;
 };

@@ -466,7 +466,7 @@ static inline struct rk_status *rk_no_dtype(const char *op, rk_dtype_t dtype)
         return rk_no_dtype(op, dtype);                        \
     }
 
-/* The same for operators that compute only in f32. */
+/* RK_FOR_DTYPE for operators that compute only in f32. */
 #define RK_FOR_DTYPE_TO_F32(op, dtype, T, ...)                \
     switch (dtype) {                                          \
         RK_DTYPE_CASE(RK_DTYPE_BF16, rk_bf16, T, __VA_ARGS__) \

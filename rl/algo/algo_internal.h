@@ -35,7 +35,7 @@ void rk_adv_rows_normalise(struct rk_adv_rows *rows, bool by_std);
 /* advantages = returns = scores[i] on the tokens of row i that the mask counts, 0 elsewhere. */
 void rk_adv_rows_spread(const struct rk_adv_out *out, const struct rk_adv_in *in,
                         const struct rk_adv_rows *rows);
-/* The same, whitened over the tokens of the batch. */
+/* rk_adv_rows_spread, whitened over the tokens of the batch. */
 struct rk_status *rk_adv_rows_spread_whitened(const struct rk_adv_out *out, const struct rk_adv_in *in,
                                               const struct rk_adv_rows *rows) RK_NODISCARD;
 
@@ -49,7 +49,7 @@ void rk_adv_rewards_to_go(double *returns, const struct rk_adv_in *in, int64_t r
 /* --- masked statistics, verl's (masked.c): values where the mask is not set are never read --- */
 int64_t rk_mask_count(const int64_t *mask, int64_t count);
 double rk_mask_mean(const double *values, const int64_t *mask, int64_t count); /* rk_masked_mean */
-/* With n - 1; n above 1. */
+/* Standard deviation with n - 1; n above 1. */
 double rk_mask_var(const double *values, const int64_t *mask, int64_t count);
 /* (x - mean) / sqrt(var + 1e-8) of every value, masked ones too; `keep_mean` adds the mean again. ABORTED
  * when one value counts; all values become 0 when none does. */

@@ -65,7 +65,8 @@ static double clamp(double x, struct bounds bounds)
     return x < bounds.lower ? bounds.lower : x > bounds.upper ? bounds.upper : x;
 }
 
-/* Of values clamped to the bounds: the mean of squares less the square of the mean. */
+/* Standard deviation of values clamped to the bounds, from the mean of squares less the square of the mean.
+ */
 static double clamped_std(const double *values, int64_t n, struct bounds bounds)
 {
     double sum = 0.0, squares = 0.0, mean, var;
@@ -315,7 +316,7 @@ static void perplexity(struct rk_json *metrics, const char *name, const char *lo
     rk_free(means);
 }
 
-/* Of the difference of the rows' mean log-probs, rollout - old. */
+/* Metrics of the difference of the rows' mean log-probs, rollout - old. */
 static void perplexity_difference(struct rk_json *metrics, const struct rk_rollout_rows *rows)
 {
     double *of_old = new_rows(rows), *diff = new_rows(rows), abs_sum = 0.0, ratio_sum = 0.0;

@@ -8,7 +8,7 @@
 
 #define WEIGHT_SQUARE_MIN 1e-10
 
-/* Of one response. */
+/* Terms of one response. */
 struct row {
     double num_tokens, advantages, weights; /* sums */
     double variance;                        /* as the estimators weigh it */

@@ -126,7 +126,7 @@ static struct rk_status *read_question(struct question *out, const struct rk_jso
     return NULL;
 }
 
-/* Of both values as JSON; `hex` is the text of the digest. */
+/* Digest of both values as JSON; `hex` receives its text. */
 static void digest(const struct rk_json *a, const struct rk_json *b, char hex[2 * RK_SHA256_BYTES + 1])
 {
     char *texts[2] = {rk_json_dump(a, 0, false), rk_json_dump(b, 0, false)};

@@ -13,7 +13,7 @@
 
 #define INDEX_BYTES_MAX (64u << 20) /* of model.safetensors.index.json: a row for each tensor */
 
-/* The same name as in the engine (engine/nn/head_value.c). */
+/* Names of the value head, as in the engine (engine/nn/head_value.c). */
 static const char *const head_names[] = {"score.weight", "v_head.summary.weight"};
 
 static struct rk_status *look_into_file(bool *has, const char *path)

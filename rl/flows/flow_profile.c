@@ -48,7 +48,7 @@ static bool is_due(const struct rk_flow_context *ctx)
     return false;
 }
 
-/* Of one rank. */
+/* Appends the events of one rank. */
 static void append_events(const struct rk_batch *output, struct rk_str *text)
 {
     const struct rk_column *column = output ? rk_batch_find(output, "trace") : NULL;

@@ -165,8 +165,8 @@ bool rk_flow_has_score(const struct rk_reward_result *result)
 
 /* --- rows without a score --- */
 
-/* Also drops the single remaining row of a group that lost rows, since it cannot be compared. Returns
- * the number of dropped groups. */
+/* Drops the single remaining row of a group that lost rows too, since it cannot be compared. Returns the
+ * number of dropped groups. */
 static int64_t drop_lone_rows(bool *is_dropped, int64_t num_rows, const int64_t *group_of, int64_t num_groups)
 {
     int64_t *num_left = rk_calloc((size_t)num_groups, sizeof(*num_left));

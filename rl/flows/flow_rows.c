@@ -1,4 +1,4 @@
-/* What became of the rows of a job's files: for the console, the summary and the report. */
+/* Fate of the rows of a job's files: for the console, the summary and the report. */
 #include "base/rk_alloc.h"
 #include "rl/flows/steps_internal.h"
 

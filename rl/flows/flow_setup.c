@@ -85,7 +85,7 @@ static void warn_of_slow_dtype(const struct rk_flow_context *ctx)
 
 /* --- options of init_model --- */
 
-/* Of a role with the model in that directory; NULL: with random weights. */
+/* Options of a role with the model in that directory; NULL: with random weights. */
 static struct rk_json *model_options_of(const struct rk_flow_context *ctx, const char *path)
 {
     struct rk_json *options = rk_json_new_object();
@@ -100,7 +100,7 @@ static struct rk_json *model_options_of(const struct rk_flow_context *ctx, const
     return options;
 }
 
-/* Of roles that have the policy's model. */
+/* Options of roles that have the policy's model. */
 static struct rk_json *model_options(const struct rk_flow_context *ctx)
 {
     struct rk_json *options = model_options_of(ctx, ctx->inputs->model_path);

@@ -81,7 +81,7 @@ struct rk_status *rk_flow_compare_tokens(const struct rk_tokenizer *tokenizer, c
     return st;
 }
 
-/* Of conversations with tools. */
+/* Copies the templates of conversations with tools. */
 static struct rk_status *copy_tool_template(const char *from_dir, const char *to_dir)
 {
     static const char folder[] = "additional_chat_templates";

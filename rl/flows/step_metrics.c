@@ -4,7 +4,7 @@
 #include "base/rk_time.h"
 #include "rl/flows/steps_internal.h"
 
-/* Of a step that updated the policy, where sum_pi_squared was computed. */
+/* Metrics of a step that updated the policy and for which sum_pi_squared was computed. */
 static struct rk_status *measure_variance(struct rk_flow_context *ctx)
 {
     bool has_weights = rk_batch_find(ctx->batch, "rollout_is_weights") != NULL;

@@ -25,14 +25,14 @@ void *rk_flow_scratch(struct rk_flow_context *ctx, size_t count, size_t elem_byt
 /* A column of the batch with the shape [B, width], checked: it comes from the daemons. */
 struct rk_status *rk_flow_column(const struct rk_flow_context *ctx, const char *name, rk_dtype_t dtype,
                                  int64_t width, const void **data) RK_NODISCARD;
-/* The same of another batch, with num_rows rows. */
+/* rk_flow_column for another batch, with num_rows rows. */
 struct rk_status *rk_flow_column_of(const struct rk_batch *batch, const char *name, rk_dtype_t dtype,
                                     int64_t num_rows, int64_t width, const void **data) RK_NODISCARD;
 /* Marks in each row of the mask `mask_name`: *out[num_rows], in the arena. */
 struct rk_status *rk_flow_sum_rows(struct rk_flow_context *ctx, const char *mask_name, int64_t width,
                                    int64_t **out) RK_NODISCARD;
 
-/* Those columns of the batch, named by an array that ends with NULL. */
+/* The named columns of the batch; the array ends with NULL. */
 struct rk_status *rk_flow_select(struct rk_batch **out, const struct rk_flow_context *ctx,
                                  const char *const *columns) RK_NODISCARD;
 
@@ -67,7 +67,7 @@ const char *const *rk_flow_pass_columns(const struct rk_flow_context *ctx, uint3
 /* The shares of tokens, and of pairs of token and layer, whose experts differ between rollout and training,
  * from the metrics of compute_log_prob, if it compared them. */
 void rk_flow_report_routes(struct rk_json *metrics, const struct rk_json *from);
-/* For generate_sequences: the result needs no experts. */
+/* Sets the option of generate_sequences for a result without experts. */
 void rk_flow_drop_routes(struct rk_json *options, const struct rk_flow_context *ctx);
 
 /* Runs the method over the rows' tokens, or takes the result of the pass that was started for the role. */

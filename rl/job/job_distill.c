@@ -105,7 +105,7 @@ static void check_alone(const struct rk_config *job, struct rk_str *problems)
                        rk_config_real(job, RK_JOB_ACTOR "entropy_coeff"), why);
 }
 
-/* Of several teachers a row of the data chooses one. */
+/* Checks the keys of several teachers, of which each row of the data chooses one. */
 static void check_teacher_keys(const struct rk_config *job, struct rk_str *problems)
 {
     struct rk_job_teachers teachers = rk_job_teachers(job);

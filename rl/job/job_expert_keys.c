@@ -42,8 +42,8 @@ static bool is_off(const struct rk_json *value, const struct expert_key *key)
            strcmp(rk_json_as_string(value, key->expected), key->expected) == 0;
 }
 
-/* What a model without experts may have. Whole experts beside split matrices would give its rollout weights
- * of its own, with the same parts. */
+/* Value allowed for a dense model. With tp > 1 only null: etp=1 would give the rollout a second copy of the
+ * same weights. */
 static struct expert_key for_role(const struct expert_key *key, const struct rk_config *job,
                                   const struct rk_job_role *role)
 {

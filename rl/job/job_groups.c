@@ -48,7 +48,8 @@ const struct rk_job_group *rk_job_groups(int64_t *count)
     return groups;
 }
 
-/* Of the first group's keys 0, else the group with the longest prefix; -1: none. */
+/* Index of a key's group: 0 for keys that the first group lists, else the group with the longest prefix; -1:
+ * none. */
 static int64_t group_of(const char *path)
 {
     int64_t found = -1;

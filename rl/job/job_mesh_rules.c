@@ -24,8 +24,8 @@ static void append_sizes(struct rk_str *out, const int32_t size[NUM_AXES])
     }
 }
 
-/* The sizes nearest to those given, by the sum of the differences, whose product divides num_ranks; of
- * equally near ones those with the smaller tp, which divides the heads of more models. */
+/* Finds the (tp, cp, pp) closest to the given sizes, by the sum of differences, whose product divides
+ * num_ranks; on a tie the smaller tp, which divides the heads of more models. */
 static void find_nearest(int32_t nearest[NUM_AXES], const int32_t size[NUM_AXES], int32_t num_ranks)
 {
     int64_t least = INT64_MAX;
@@ -156,7 +156,7 @@ static bool has_etp(const struct rk_config *job, const struct rk_job_role *role)
     return rk_job_role_size(job, role->bit, RK_AXIS_TP) % etp == 0;
 }
 
-/* Of one role. */
+/* Checks the mesh of one role. */
 static void check_mesh(const struct rk_config *job, const struct rk_job_role *role, int32_t world_size,
                        struct rk_str *problems)
 {

@@ -1,5 +1,5 @@
-/* Which metrics are plotted, and how. Long series are drawn with their extremes, at most POINTS_MAX points
- * each, so that the page size does not grow with the run. */
+/* Charts: the metrics that are plotted, and how. Long series are drawn with their extremes, at most
+ * POINTS_MAX points each, so that the page size does not grow with the run. */
 #include "rl/report/report_internal.h"
 
 #include <math.h>

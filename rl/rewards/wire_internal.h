@@ -22,7 +22,7 @@ struct rk_status *rk_reward_wire_read_answer(int64_t *id, struct rk_reward_resul
                                              const struct rk_json *answer) RK_NODISCARD;
 /* The JSON of an answer. */
 struct rk_status *rk_reward_wire_parse(struct rk_json **out, const char *text, size_t bytes) RK_NODISCARD;
-/* The same for a line. */
+/* One answer as a line of text. */
 struct rk_status *rk_reward_wire_parse_answer(int64_t *id, struct rk_reward_result *result, const char *line,
                                               size_t bytes) RK_NODISCARD;
 /* The first line of a program: {"hello": 2}, or with "error", why it cannot start, which gives

@@ -293,7 +293,7 @@ const struct rk_callable *rk_jinja_filter_find(const char *name);
 const struct rk_callable *rk_jinja_test_find(const char *name);
 const struct rk_callable *rk_jinja_function_find(const char *name);
 const struct rk_callable *rk_jinja_method_find(rk_value_kind_t kind, const char *name);
-/* Those of strings; each ends with a row without a name. */
+/* Methods of strings; each list ends with a row without a name. */
 extern const struct rk_callable rk_jinja_change_methods[], rk_jinja_search_methods[],
     rk_jinja_split_methods[];
 /* Names of Jinja or Python that this interpreter does not support: refused when a template is compiled. */
@@ -311,7 +311,7 @@ struct rk_status *rk_arg_int(rk_value_t arg, const char *name, int64_t fallback,
 struct rk_status *rk_arg_bool(struct rk_render *r, rk_value_t arg, bool fallback, bool *out) RK_NODISCARD;
 /* NULL when it was not given or is None. */
 struct rk_status *rk_arg_text(rk_value_t arg, const char *name, struct rk_text **out) RK_NODISCARD;
-/* The same for a required argument. */
+/* rk_arg_text for a required argument. */
 struct rk_status *rk_arg_need_text(rk_value_t arg, const char *name, struct rk_text **out) RK_NODISCARD;
 
 #endif

@@ -4,7 +4,7 @@
 
 #include "worker/methods/methods_internal.h"
 
-/* Of the option `contents`; 0 when it is null. */
+/* Bits of the option `contents`; 0 when it is null. */
 struct rk_status *rk_checkpoint_read_contents(const struct rk_method_call *call, uint32_t *out) RK_NODISCARD;
 /* The report as meta of an empty batch. */
 struct rk_status *rk_checkpoint_put_report(struct rk_method_call *call,

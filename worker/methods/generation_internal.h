@@ -13,7 +13,7 @@ struct rk_sampling_knobs {
 
 struct rk_generation {
     struct rk_method_call *call;
-    /* Of the call. */
+    /* Columns of the call. */
     int64_t num_rows, prompt_columns, response_columns;        /* B, P, R */
     const int64_t *prompts, *attention_mask, *streams, *seeds; /* seeds NULL: the option */
     struct rk_sampling_knobs sampling;
@@ -22,7 +22,7 @@ struct rk_generation {
     int64_t pad_token_id;
     int64_t eos[RK_GENERATION_EOS_MAX];
     int32_t num_eos;
-    /* In the arena of the call. */
+    /* Arrays in the arena of the call. */
     struct rk_rollout_request *requests; /* [B] */
     struct rk_rollout_result *results;   /* [B] */
     int32_t *prompt_tokens;              /* [B, P] */

@@ -16,7 +16,7 @@ struct rk_update_kind {
     bool only_accumulates;   /* no step: gradients are added to those of earlier calls, log-probs returned */
 };
 
-/* What the routers of layers of experts did in the steps of a call. */
+/* Statistics of the routers of layers of experts over the steps of a call. */
 struct rk_router_metrics {
     struct rk_router_stats sum; /* over the steps; of max_load_of_layers the maximum */
     int64_t num_steps;

@@ -18,7 +18,8 @@ bool has_wgmma_kernel(const rk_cuda_attn_device &device, int head_dim, int v_hea
     return device.has_sm90a && (is_equal || (head_dim == 192 && v_head_dim == 128));
 }
 
-/* Both passes, or neither: forward and backward share the definition of the arithmetic. */
+/* Both passes use the tensor kernel, or neither: forward and backward share the definition of the arithmetic.
+ */
 bool has_tensor_kernel(const rk_cuda_attn_device &device, rk_dtype_t dtype, int head_dim, int v_head_dim)
 {
     int fwd_bytes = rk_attn_fwd_mma_shared_bytes(head_dim),

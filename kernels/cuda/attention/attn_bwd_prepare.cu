@@ -81,13 +81,13 @@ size_t round_up(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-/* Of dk or dv, whose heads have `width` columns: all its parts. */
+/* Bytes of all parts of dk or dv, whose heads have `width` columns. */
 size_t parts_bytes(const rk_cuda_attn_args *fwd, int num_parts, int width)
 {
     return round_up((size_t)num_parts * fwd->num_keys * fwd->num_kv_heads * width * sizeof(float));
 }
 
-/* Of dk and dv; nothing where one part makes them whole. */
+/* Bytes of all parts of dk and dv; 0 where one part makes them whole. */
 size_t all_parts_bytes(const rk_cuda_attn_args *fwd, int num_parts)
 {
     return num_parts > 1

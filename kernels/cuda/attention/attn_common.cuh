@@ -203,8 +203,8 @@ __device__ inline float attn_finite_max(float m)
     return m == -INFINITY ? 0.0f : m;
 }
 
-/* Of rows g and g+8 of a warp's 16, within the split: the maximum raw score so far, and this lane's share of
- * the sum of exponentials (columns 2t, 2t+1 of every 8). */
+/* Softmax of rows g and g+8 of a warp's 16, within the split: the maximum raw score so far, and this lane's
+ * share of the sum of exponentials (columns 2t, 2t+1 of every 8). */
 struct attn_softmax {
     float m[2], l[2];
 };

@@ -39,7 +39,7 @@ struct fwd_task {
     float c; /* scale * log2(e) */
 };
 
-/* Of the sequence's keys, those that some query of the tile sees. */
+/* The keys of the sequence that some query of the tile sees. */
 __device__ inline attn_keys seen_keys(const fwd_task &task, attn_keys keys)
 {
     keys.first = attn_first_key(task.position, task.window);

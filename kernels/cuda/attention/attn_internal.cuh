@@ -26,7 +26,7 @@ template <typename Launch> cudaError_t attn_for_mma(int head_dim, Launch launch)
     return attn_for_head_dim<32, 64, 80, 96, 128, 256>(head_dim, launch);
 }
 
-/* Of queries and keys, and of values and results. */
+/* Widths of queries and keys, and of values and results. */
 struct attn_widths {
     int head_dim, v_head_dim;
 };

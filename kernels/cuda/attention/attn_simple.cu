@@ -216,7 +216,7 @@ __device__ inline bool find_query(attn_tile *tile, const rk_cuda_attn_args &args
     return attn_place_tile(tile, args, false);
 }
 
-/* The same for a row of k. False: it is in no segment. */
+/* Sets the tile that begins at the position of a row of k. False: the row is in no segment. */
 __device__ inline bool find_key(attn_tile *tile, const rk_cuda_attn_args &args, int row)
 {
     int seq = -1;

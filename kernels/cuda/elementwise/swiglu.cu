@@ -168,8 +168,8 @@ extern "C" struct rk_status *rk_cuda_op_swiglu_fwd(void *dev, void *stream,
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "swiglu_fwd");
 }
 
-/* Of the kernel with probabilities: warps that have columns. The others would add zeros to the sum of a row.
- */
+/* Threads of the kernel with probabilities: warps that have columns. The others would add zeros to the sum of
+ * a row. */
 static int threads_of_row(int64_t num_cols)
 {
     return (int)RK_MIN(32 * rk_ceil_div(num_cols, 32 * RK_TILE_PACK), RK_TILE_FLAT_THREADS);

@@ -58,7 +58,7 @@ struct rk_gemm_small_tuned {
 #define RK_GEMM_NUM_SLOTS 4096
 #define RK_GEMM_MAX_TUNED 512
 
-/* Of one device. */
+/* Plans of one device. */
 struct rk_cuda_gemm_plans {
     struct rk_gemm_plan slots[RK_GEMM_NUM_SLOTS]; /* by hash, with linear probing */
     int num_plans;

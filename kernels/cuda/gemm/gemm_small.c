@@ -35,7 +35,7 @@ static struct rk_status *run(struct rk_cuda_device *dev, struct rk_cuda_stream *
     return rk_gemm_activate(dev, stream, args);
 }
 
-/* A norm as before most GEMMs, and after them. */
+/* A dummy RMSNorm: in a model a norm runs before and after most GEMMs, so timing includes it. */
 static struct rk_status *run_norm(struct rk_cuda_device *dev, struct rk_cuda_stream *stream)
 {
     enum { ROWS = 64, COLS = 1536 };

@@ -58,7 +58,7 @@ __device__ __forceinline__ float warp_max(float value)
     return value;
 }
 
-/* Of a token, in shared memory of its warp: softmax of the logits, and scores divided by their sum. */
+/* Scores of a token, in shared memory of its warp: softmax of the logits, and scores divided by their sum. */
 struct row_scores {
     float *softmax, *p;
     float log_sum, score_sum;

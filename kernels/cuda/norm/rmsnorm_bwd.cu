@@ -120,7 +120,7 @@ __device__ __forceinline__ void norm_take(norm_row<T, PACKS> &out, void *shared,
     }
 }
 
-/* Of one pack: g = dy * weight and xhat, kept until the mean is known. */
+/* Terms of one pack: g = dy * weight and xhat, kept until the mean is known. */
 template <class A> struct norm_terms {
     A g[RK_TILE_PACK], xhat[RK_TILE_PACK];
 };

@@ -347,8 +347,8 @@ template <class T> struct softmax_stages {
     rk_pack<T, RK_TILE_PACK> packs[RK_TILE_VOCAB_STAGES][UNROLL][RK_TILE_VOCAB_THREADS];
 };
 
-/* The same for the whole row, bit-identical; packs are copied to shared memory, to a separate place for each
- * thread, while earlier ones are added. */
+/* softmax_thread for the whole row, bit-identical; packs are copied to shared memory, to a separate place for
+ * each thread, while earlier ones are added. */
 template <class T>
 __device__ __forceinline__ softmax_part softmax_thread_staged(const vocab_row<T> &row,
                                                               softmax_stages<T> &shared)

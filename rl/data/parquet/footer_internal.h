@@ -21,7 +21,7 @@ typedef enum rk_parquet_type {
     RK_PARQUET_TYPE_COUNT
 } rk_parquet_type_t;
 
-/* What the values mean: of LogicalType and of ConvertedType, its older form. */
+/* Meaning of the values, from LogicalType or ConvertedType, its older form. */
 typedef enum rk_parquet_kind {
     RK_PARQUET_PLAIN,
     RK_PARQUET_TEXT, /* STRING, ENUM, JSON */
