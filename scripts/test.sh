@@ -2,7 +2,8 @@
 # Builds and runs the whole test suite: the dev preset (debug, ASan and UBSan, fault points) and,
 # with the release binaries (with the CUDA plug-in if nvcc is found), the tests that train (label
 # learn), the bundle and, with a GPU, the GPU tests. Last line: "N passed, N failed", and ", N skipped" if this machine
-# cannot do what some tests need. Arguments are passed to ctest and select among all these tests (e.g.
+# cannot do what some tests need: what was skipped, and why, is listed above it, whole programs and single tests or parts
+# of programs that passed otherwise. Arguments are passed to ctest and select among all these tests (e.g.
 # -L unit): parts without a selected test are left out; selecting no test at all is an error. Tests
 # with the label long run only on request (-L long).
 set -u
@@ -10,10 +11,10 @@ cd "$(dirname "$0")/.."
 scripts/bootstrap.sh || exit 2
 
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+skipped=$(mktemp) # a line each
+trap 'rm -f "$log" "$skipped"' EXIT
 passed=0
 failed=0
-skipped=0
 chosen=$# # whether there are arguments
 
 build() { # preset
@@ -29,6 +30,19 @@ build() { # preset
 
 # 1.5 tests per core: many tests mostly wait for timeouts.
 jobs=$((($(nproc) * 3 + 1) / 2))
+
+# Programs, tests of cmocka and of Python's unittest, and parts of them that were skipped, by ctest's log of all output
+# and by what it prints.
+list_skipped() { # folder of the build
+    awk '/^[0-9]+\/[0-9]+ Test: / { name = program = $3 }
+        /^\[ RUN      \] / { name = program ": " $4 }
+        /^test_[A-Za-z0-9_]+ \(/ { name = program ": " $1 }
+        sub(/^skipped: /, "") { print name ": " $0; has_reason[program] = 1 }
+        sub(/^.* \.\.\. skipped /, "") { print name ": " $0 }
+        sub(/^ *[0-9]+\/[0-9]+ Test +#[0-9]+: /, "") && /\*\*\*Skipped/ && !has_reason[$1] {
+            print $1 ": without a reason"
+        }' "$1/Testing/Temporary/LastTest.log" "$log"
+}
 
 run() { # preset, ctest arguments
     preset=$1
@@ -48,7 +62,7 @@ run() { # preset, ctest arguments
     missed=$(grep -cE '^ *[0-9]+/[0-9]+ Test +#[0-9]+: .*\*\*\*Skipped' "$log") # ctest counts them as passed
     passed=$((passed + total - bad - missed))
     failed=$((failed + bad))
-    skipped=$((skipped + missed))
+    if [ "$preset" = release ]; then list_skipped build; else list_skipped "build/$preset"; fi >>"$skipped"
 }
 
 build dev
@@ -62,11 +76,15 @@ case " $* " in
 *long*) run release -L long ;;
 esac
 
-if [ "$((passed + failed + skipped))" -eq 0 ]; then
+num_skipped=$(wc -l <"$skipped")
+if [ "$((passed + failed + num_skipped))" -eq 0 ]; then
     echo "test: no test was chosen by: $*"
     failed=1
 fi
 counts="$passed passed, $failed failed"
-[ "$skipped" -eq 0 ] || counts="$counts, $skipped skipped"
+if [ "$num_skipped" -gt 0 ]; then
+    sed 's/^/test: skipped: /' "$skipped"
+    counts="$counts, $num_skipped skipped"
+fi
 echo "$counts"
 [ "$failed" -eq 0 ]

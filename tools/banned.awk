@@ -12,6 +12,7 @@ BEGIN {
     ban("printf|vprintf|puts|putchar", "^(cmd/|daemon/main[.]c$|tests/|bench/|examples/)", "the log or a returned text")
     ban("getaddrinfo|gethostbyname|gethostbyname2", "^(base/net/rk_net[.]c$|tests/)", "rk_net_resolve, which knows localhost")
     ban("exit", "^(cmd/|daemon/main[.]c$|tests/|bench/|examples/)", "a status")
+    ban("skip|_skip", "^(engine/|tests/support/test[.]c$)", "rk_test_skip, which gives a reason")
     ban("cudaMalloc", "^(kernels/cuda/device_cuda[.]c$|bench/lab/)", "rk_device")
     ban("cudaDeviceSynchronize", "^bench/", "a stream or an event")
 }

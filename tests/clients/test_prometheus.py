@@ -148,6 +148,6 @@ class Run(unittest.TestCase):
 
 if __name__ == "__main__":
     if not shutil.which("prometheus") or not shutil.which("promtool"):
-        print("prometheus is not installed; not run")
+        print("skipped: prometheus is not installed")
         sys.exit(77)
     unittest.main()

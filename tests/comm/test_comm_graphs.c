@@ -366,7 +366,7 @@ static void test_graph_of_a_lost_device_holds_nobody_up(void **state)
 
     (void)state;
     if (rk_fake_nccl_faults())
-        skip(); /* a CPU cannot be lost */
+        rk_test_skip("a CPU cannot be lost");
     assert_int_equal(rk_test_run_ranks(2, rank_lost, run, COMM_RUN_S), 0);
     print_message("the lost rank's world came down in %lld ms\n", (long long)atomic_load(&run->delay_ms));
     comm_run_destroy(run);

@@ -173,7 +173,7 @@ static void test_nccl_activity_is_the_operation_that_is_waited_for(void **state)
 {
     (void)state;
     if (!rk_test_device_is_per_rank())
-        skip(); /* the call is synchronous here */
+        rk_test_skip("the fake NCCL executes a call at once");
     comm_expect_pass(rank_waits, comm_num_ranks(), NULL);
 }
 
@@ -488,7 +488,7 @@ static void test_nccl_failure_of_the_library_ends_all_ranks(void **state)
 {
     (void)state;
     if (!rk_fake_nccl_faults())
-        skip();
+        rk_test_skip("only the fake NCCL fails on request");
     for (size_t c = 0; c < RK_ARRAY_LEN(fault_cases); c++) {
         struct fault_run fault = {.run = comm_run_create(), .row = &fault_cases[c]};
 
@@ -562,7 +562,7 @@ static void test_nccl_abort_releases_communicators_that_are_being_made(void **st
 
     (void)state;
     if (!rk_fake_nccl_faults())
-        skip();
+        rk_test_skip("only the fake NCCL fails on request");
     comm_expect_pass(rank_slow, 2, NULL);
     memset(rk_fake_nccl_faults(), 0, sizeof(struct rk_fake_nccl_faults));
     comm_expect_pass(rank_splits, 2, &config);
@@ -596,7 +596,7 @@ static void test_nccl_world_outlives_a_guard_that_does_not_end(void **state)
 {
     (void)state;
     if (!rk_fake_nccl_faults() || !rk_test_device_is_per_rank())
-        skip();
+        rk_test_skip("needs the fake NCCL and a device a rank");
     comm_expect_pass(rank_with_lost_guard, 2, NULL);
     memset(rk_fake_nccl_faults(), 0, sizeof(struct rk_fake_nccl_faults));
 }
@@ -646,7 +646,7 @@ static void test_nccl_rank_that_stops_while_connecting_is_named(void **state)
 
     (void)state;
     if (!rk_fake_nccl_faults())
-        skip();
+        rk_test_skip("only the fake NCCL fails on request");
     run = comm_run_create();
     atomic_store(&rk_fake_nccl_faults()->is_never_ready, true);
     run->config.connect_timeout_ms = 6000;
@@ -680,7 +680,7 @@ static void test_nccl_connecting_ends_at_its_timeout_and_when_asked(void **state
 {
     (void)state;
     if (!rk_fake_nccl_faults())
-        skip();
+        rk_test_skip("only the fake NCCL fails on request");
     for (int i = 0; i < 2; i++) {
         struct comm_run *run = comm_run_create();
 

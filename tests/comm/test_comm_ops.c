@@ -620,7 +620,7 @@ static void test_comm_all_reduce_of_nan_gives_nan(void **state)
 {
     (void)state;
     if (rk_test_device_max_ranks() < 3)
-        skip();
+        rk_test_skip("needs 3 devices");
     assert_int_equal(rk_test_run_world(3, "unix", run_nan, NULL, 30), 0);
 }
 

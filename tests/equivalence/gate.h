@@ -185,8 +185,9 @@ typedef void (*rk_gate_visit_fn_t)(void *user, const struct rk_gate_case *test,
                                    const struct rk_gate_diff *diffs, int32_t num_diffs);
 /* Runs the cases that the machine supports and the same on one rank, and compares. */
 void rk_gate_for_each(const struct rk_gate_case *cases, int32_t count, rk_gate_visit_fn_t visit, void *user);
-/* Prints every diff with layout, model and tensor, and fails the test when there is one. */
-void rk_gate_check(const struct rk_gate_case *cases, int32_t count);
+/* Prints every diff with layout, model and tensor, and fails the test when there is one. Returns the number
+ * of cases that ran. */
+int32_t rk_gate_check(const struct rk_gate_case *cases, int32_t count);
 
 /* --- internal --- */
 

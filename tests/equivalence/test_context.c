@@ -151,7 +151,11 @@ static void outcomes_free(struct outcome *outcomes)
 
 static bool is_run(const struct context_case *row)
 {
-    return row->tp * row->cp <= rk_test_device_max_ranks();
+    bool fits = row->tp * row->cp <= rk_test_device_max_ranks();
+
+    if (!fits)
+        rk_test_skip_part("%s: needs %d devices", row->label, row->tp * row->cp);
+    return fits;
 }
 
 /* The row in the widest dtype of the device: F64 on the CPU. */
@@ -433,8 +437,6 @@ static void test_short_sequences_are_warned_of_once(void **state)
     struct outcome *outcomes;
 
     (void)state;
-    if (!is_run(&row))
-        skip();
     make_batch(&batch);
     outcomes = run_case(&row, &batch, forward_twice);
     assert_int_equal(outcomes[0].num_warnings, 0);

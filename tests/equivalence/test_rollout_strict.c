@@ -470,7 +470,7 @@ static void run_one(kind_t kind)
     int num_failed;
 
     if (rk_test_device_is_per_rank())
-        skip(); /* done by the run on one device */
+        rk_test_skip("done by the run on one device");
     shared = make_shared(kind);
     num_failed = rk_test_run_ranks_results(1, run_alone, shared, RUN_TIMEOUT_S, &result);
     if (result.exit_code == RK_TEST_EXIT_SKIPPED)
@@ -497,7 +497,7 @@ static void run_layouts_of(int32_t tp, kind_t kind, struct layout generating, st
     struct shared *shared;
 
     if (rk_test_device_max_ranks() < tp)
-        skip(); /* also the run on one device */
+        rk_test_skip("needs %d devices", tp);
     shared = make_shared(kind);
     shared->generating = generating;
     shared->training = training;

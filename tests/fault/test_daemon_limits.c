@@ -174,8 +174,7 @@ static void test_little_address_space_ends_the_start(void **state)
 {
     (void)state;
 #ifdef __SANITIZE_ADDRESS__
-    print_message("skipped: AddressSanitizer needs 20 TB of address space\n");
-    skip();
+    rk_test_skip("AddressSanitizer needs 20 TB of address space");
 #endif
     for (int mib = 150; mib <= 900; mib += 15) {
         char *ulimit = rk_format("-v %d", mib << 10);

@@ -16,8 +16,7 @@
 static void start_with_faults(struct fixture *fixture, const char *faults, const char *const *args)
 {
 #ifndef RK_FAULTS
-    print_message("skipped: this build has no fault points\n");
-    skip();
+    rk_test_skip("this build has no fault points");
 #endif
     assert_int_equal(setenv("RANKD_FAULTS", faults, 1), 0);
     fixture_start(fixture, args);
@@ -157,8 +156,7 @@ static void test_no_threads_ends_the_start(void **state)
 
     (void)state;
 #ifndef RK_FAULTS
-    print_message("skipped: this build has no fault points\n");
-    skip();
+    rk_test_skip("this build has no fault points");
 #endif
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         struct rk_proc *proc;

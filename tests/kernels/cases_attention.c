@@ -252,7 +252,7 @@ static void test_attn_varlen_bad_cu_seqlens_fails(void **state)
     struct kt *kt = *state;
 
     if (!kt_is_cpu(kt))
-        skip();
+        rk_test_skip("only the CPU backend checks these arrays");
     for (size_t i = 0; i < RK_ARRAY_LEN(bad); i++) {
         struct attn_case c = {"bad", {0, 4}, 1, 1, 1, 4, 0, 0};
         struct attn_data data = make_data(kt, &c, RK_DTYPE_F32);

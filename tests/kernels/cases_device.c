@@ -52,7 +52,7 @@ static void test_device_alloc_too_much_is_device_oom(void **state)
     void *ptr;
 
     if (kt_is_cpu(kt))
-        skip();
+        rk_test_skip("the CPU's memory may be overcommitted");
     st = rk_device_alloc(kt->device, &ptr, rk_device_get_info(kt->device).memory_total_bytes, "everything");
     assert_null(ptr);
     assert_string_equal(rk_status_reason(st), "DEVICE_OOM");
@@ -125,7 +125,7 @@ static void test_graph_survives_a_range_that_was_released(void **state)
     void *range;
 
     if (!rk_device_has_graphs(kt->device))
-        skip();
+        rk_test_skip("this device has no graphs");
     for (int i = 0; i < 1000; i++)
         values[i] = 1.0;
     kt_write(kt, ones, values);
@@ -281,7 +281,7 @@ static void test_graph_notices_scratch(void **state)
     struct rk_graph *graph;
 
     if (!rk_device_has_graphs(kt->device))
-        skip();
+        rk_test_skip("this device has no graphs");
     for (int64_t width = 64; width <= 128; width *= 2) {
         struct rk_rmsnorm_bwd_args args = {.dx = kt_zeros_2d(kt, RK_DTYPE_F32, 8, width),
                                            .dweight = kt_zeros_1d(kt, RK_DTYPE_F32, width),
@@ -346,7 +346,7 @@ static void test_product_takes_the_workspace_of_a_dry_run(void **state)
     struct rk_device *dry;
 
     if (kt_is_cpu(kt))
-        skip(); /* its scratch memory is on the heap */
+        rk_test_skip("the CPU's scratch memory is on the heap");
     stats = rk_device_get_stats(kt->device);
     assert_ok(rk_stream_create(&other, kt->device, "other"));
     assert_int_equal(rk_device_get_stats(kt->device).own_bytes, stats.own_bytes);

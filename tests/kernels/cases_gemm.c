@@ -276,7 +276,11 @@ static void test_gemm_threads_sleep_after_the_call(void **state)
     double least = 1e9;
 
     (void)state;
-    for (int i = 0; kt_is_cpu(kt) && i < 5 && least > 2.0; i++) {
+    if (!kt_is_cpu(kt)) {
+        kt_destroy(kt);
+        rk_test_skip("a GPU's operators have no threads of the host");
+    }
+    for (int i = 0; i < 5 && least > 2.0; i++) {
         double begin;
 
         assert_ok(rk_gemm(kt->stream, &args));
@@ -284,7 +288,7 @@ static void test_gemm_threads_sleep_after_the_call(void **state)
         rk_time_sleep_ms(60);
         least = RK_MIN(least, processor_ms() - begin);
     }
-    if (kt_is_cpu(kt) && least > 2.0)
+    if (least > 2.0)
         fail_msg("%.1f ms of processor time in a pause of 60 ms", least);
     kt_destroy(kt);
 }

@@ -260,7 +260,7 @@ static void test_attn_paged_window_without_old_blocks_has_same_bits(void **state
     assert_ok(rk_attn_paged(kt->stream, &data.paged));
     kt_expect_same_bits(kt, c.label, data.paged.out, packed_rows(kt, &c, &data));
     if (!kt_is_cpu(kt))
-        return; /* only the CPU backend detects a missing block */
+        rk_test_skip("only the CPU backend detects a missing block");
     data.blocks[0][8] = -1;
     data.paged.block_table = rk_tensor_2d(kt_ints(kt, data.blocks[0], NUM_SEQS * MAX_BLOCKS).data,
                                           RK_DTYPE_I32, NUM_SEQS, MAX_BLOCKS);
@@ -414,7 +414,7 @@ static void test_attn_paged_bad_lengths_fail(void **state)
     struct paged_data data;
 
     if (!kt_is_cpu(kt))
-        skip();
+        rk_test_skip("only the CPU backend checks these arrays");
     data = make_data(kt, &cases[0], RK_DTYPE_F32);
     for (size_t i = 0; i < RK_ARRAY_LEN(bad); i++) {
         struct rk_attn_paged_args args = data.paged;

@@ -95,7 +95,7 @@ static void test_sample_many_positions_match_published_frequencies(void **state)
     struct samples got;
 
     if (!rk_test_in_part() || rk_test_is_quick())
-        skip();
+        rk_test_skip("belongs to another part, or to a run that is not quick");
     for (int32_t i = 0; i < NUM_POSITIONS; i++)
         params[i] = params_at(i);
     args = make_args(kt, known_logits, VOCAB_SIZE, VOCAB_SIZE, params, NUM_POSITIONS);

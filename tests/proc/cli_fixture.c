@@ -19,7 +19,6 @@
 #define TIMEOUT_MS 60000
 
 #define EXIT_CONFIGURATION 2 /* of rankd: the device does not exist here, or has no plug-in */
-#define EXIT_SKIPPED       77
 
 char *write_tp1_job(const char *path, const char *name)
 {
@@ -365,10 +364,8 @@ int count_devices(int most)
 
 void skip_without_devices(int count)
 {
-    if (has_devices(count))
-        return;
-    printf("skipped: this machine or build has no %d GPUs\n", count);
-    exit(EXIT_SKIPPED);
+    if (!has_devices(count))
+        rk_test_skip_program("this machine or build has no %d GPUs", count);
 }
 
 struct rk_proc *start_daemon_on(int index, const char *more_arg)

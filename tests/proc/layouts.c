@@ -67,8 +67,7 @@ bool layout_fits(const struct layout *layout)
     bool fits = has_devices(layout->num_daemons);
 
     if (!fits)
-        print_message("%s: skipped, this machine has fewer than %d GPUs\n", layout->label,
-                      layout->num_daemons);
+        rk_test_skip_part("%s: this machine has fewer than %d GPUs", layout->label, layout->num_daemons);
     return fits;
 }
 

@@ -167,7 +167,7 @@ static void test_plan_for_a_device_that_is_not_here(void **state)
 
     (void)state;
     if (has_devices(1) && is_on_gpus())
-        skip();
+        rk_test_skip("this machine has the device");
     outcome = plan_for("--world=2", (const char *const[]){ACTOR TP "2", "device=cuda", NULL});
     assert_exit(&outcome, 0);
     assert_text("stdout", outcome.out, "on 2 ranks, device cuda");

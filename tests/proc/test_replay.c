@@ -436,8 +436,7 @@ static void test_full_disk_stops_the_recording_only(void **state)
 
     (void)state;
 #ifndef RK_FAULTS
-    print_message("skipped: this build has no fault points\n");
-    skip();
+    rk_test_skip("this build has no fault points");
 #endif
     assert_int_equal(setenv("RANKD_FAULTS", "record.write=fail@30", 1), 0);
     daemon = start_daemon_on(0, flag);

@@ -166,7 +166,7 @@ static void test_resume_after_kill_is_bit_for_bit(void **state)
             check_resume(&gpus[i], false,
                          (const char *const[]){ACTOR "megatron.dtype=bfloat16", "numerics=strict", NULL});
         else
-            print_message("%s: skipped, this machine has fewer\n", gpus[i].label);
+            rk_test_skip_part("%s: this machine has fewer", gpus[i].label);
     }
 }
 
@@ -188,7 +188,7 @@ static void test_resume_of_pipelines_and_cp_is_bit_for_bit(void **state)
         if (has_devices(cases[i].num_devices))
             check_resume(&cases[i].layout, false, cases[i].more);
         else
-            print_message("%s: skipped, this machine has fewer GPUs\n", cases[i].layout.label);
+            rk_test_skip_part("%s: this machine has fewer GPUs", cases[i].layout.label);
     }
 }
 

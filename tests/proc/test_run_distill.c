@@ -64,8 +64,10 @@ static void test_distill_every_layout_gives_the_result_of_one_rank(void **state)
         struct rk_json *metrics;
         char *dir;
 
-        if (!has_devices(4))
+        if (!has_devices(4)) {
+            rk_test_skip_part("%s: needs 4 GPUs", layouts[i][0]);
             continue;
+        }
         more[0] = layouts[i][0];
         more[4] = layouts[i][1];
         dir = run_new("4", more);
@@ -105,7 +107,7 @@ static void test_distill_topk_every_layout_gives_the_result_of_one_rank(void **s
 
     (void)state;
     if (!has_devices(2))
-        skip();
+        rk_test_skip("needs 2 GPUs");
     teacher = make_teacher();
     path = rk_format(TEACHER "model.path=%s", teacher);
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
@@ -288,7 +290,7 @@ static void test_distill_two_teachers_divide_the_rows(void **state)
 
     (void)state;
     if (!has_devices(2))
-        skip();
+        rk_test_skip("needs 2 GPUs");
     dirs[0] = run_new("2", more);
     more[8] = TEACHER "key=a";
     more[9] = second;

@@ -110,7 +110,7 @@ static void test_run_examples_train_experts(void **state)
 {
     (void)state;
     if (count_devices(2) < 2)
-        skip();
+        rk_test_skip("needs 2 GPUs");
     for (size_t k = 0; k < RK_ARRAY_LEN(kinds); k++) {
         char *one = new_run_dir(), *two = new_run_dir();
         double first = 0.0, last = 0.0;

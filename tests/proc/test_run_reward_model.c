@@ -321,8 +321,10 @@ static void test_reward_model_scores_the_texts(void **state)
         double mean;
 
         print_message("%s\n", row->label);
-        if (count_devices(row->num_daemons) < row->num_daemons)
+        if (!has_devices(row->num_daemons)) {
+            rk_test_skip_part("%s: needs %d GPUs", row->label, row->num_daemons);
             continue;
+        }
         model = make_reward_model(row->kind);
         dir = run_new(row, model, validate);
         metrics = read_metrics(dir, 1);

@@ -24,7 +24,7 @@ play play/find <<'SH'
 for i in $GPUS; do echo "/dev/nvidia$i"; done
 SH
 play play/ctest <<'SH'
-preset=$2
+preset=$2 # its log of all output is in the folder of the build, as ctest's
 shift 4 # --preset X -j N
 run=
 for label in $(eval echo "\$LABELS_$preset"); do
@@ -40,11 +40,19 @@ for label in $(eval echo "\$LABELS_$preset"); do
 done
 [ -n "$run" ] || { echo "No tests were found!!!"; exit 0; }
 bad=$(echo "$run" | grep -c broken)
+[ "$preset" = dev ] && all=$ROOT/build/dev/Testing/Temporary/LastTest.log || all=$ROOT/build/Testing/Temporary/LastTest.log
+mkdir -p "${all%/*}"
 for label in $run; do
+    echo "1/1 Test: test_$label" >&3
     case $label in
-    unable) echo " 1/1 Test   #1: test_unable ........***Skipped   0.01 sec" ;;
+    unable*) echo " 1/1 Test   #1: test_$label ........***Skipped   0.01 sec" ;;
     esac
-done
+    case $label in
+    unable_here) echo "skipped: no GPU" >&3 ;;
+    cmocka) printf '[ RUN      ] test_%s\n' one two >&3 && echo "skipped: needs 2 GPUs" >&3 ;;
+    python) printf 'test_import (rows.Rows.test_import)\nGoal: rows. ... skipped %s\n' "'no pyarrow'" >&3 ;;
+    esac
+done 3>"$all"
 echo "ran$run"
 echo "50% tests passed, $bad tests failed out of $(echo $run | wc -w)"
 SH
@@ -63,13 +71,18 @@ check() {
 }
 
 tests="$root/scripts/test.sh"
-export LABELS_dev="unit proc learn" LABELS_release="unit proc learn gpu" GPUS=""
+export ROOT="$root" LABELS_dev="unit proc learn" LABELS_release="unit proc learn gpu" GPUS=""
 check "all" 0 '^3 passed, 0 failed$' "$tests"
 check "one label" 0 '^1 passed, 0 failed$' "$tests" -L unit
 check "a label of the other preset" 0 '^1 passed, 0 failed$' "$tests" -L learn
 check "no such label" 1 'no test was chosen by: -L tpyo' "$tests" -L tpyo
 LABELS_dev="unit broken" check "a failure" 1 '^2 passed, 1 failed$' "$tests"
 LABELS_dev="unit unable unable" check "tests that this machine cannot run" 0 '^2 passed, 0 failed, 2 skipped$' "$tests"
+LABELS_dev="unable" check "a program" 0 '^test: skipped: test_unable: without a reason$' "$tests"
+LABELS_dev="unable_here" check "why" 0 '^test: skipped: test_unable_here: no GPU$' "$tests"
+LABELS_dev="cmocka" check "a test of a program" 0 '^test: skipped: test_cmocka: test_two: needs 2 GPUs$' "$tests"
+LABELS_dev="python" check "a Python test" 0 "^test: skipped: test_python: test_import: 'no pyarrow'$" "$tests"
+LABELS_dev="cmocka python unable_here" check "all of these" 0 '^3 passed, 0 failed, 3 skipped$' "$tests"
 LABELS_dev="unit unable" check "nothing but such tests" 0 '^0 passed, 0 failed, 1 skipped$' "$tests" -L unable
 LABELS_dev="" check "a build without tests" 1 '^1 passed, 1 failed$' "$tests"
 GPUS=3 check "a machine whose GPU is not the first" 0 '^4 passed, 0 failed$' "$tests"

@@ -11,6 +11,7 @@
 #include "base/rk_env.h"
 #include "engine/rk_plugin.h"
 #include "tests/support/graph_device.h"
+#include "tests/support/test.h"
 
 /* A missing device skips the test. */
 static void skip_without_device(const struct rk_status *st)
@@ -19,8 +20,7 @@ static void skip_without_device(const struct rk_status *st)
 
     if (strcmp(reason, "NO_DRIVER") != 0 && strcmp(reason, "NO_DEVICE") != 0)
         return;
-    printf("skipped: %s\n", rk_status_message(st));
-    exit(RK_TEST_EXIT_SKIPPED);
+    rk_test_skip_program("%s", rk_status_message(st));
 }
 
 static const char *device_name(void)
@@ -110,8 +110,7 @@ void rk_test_device_need_ranks(int32_t num_ranks)
 {
     if (rk_test_device_max_ranks() >= num_ranks)
         return;
-    printf("skipped: %d devices, %d needed\n", rk_test_device_max_ranks(), num_ranks);
-    exit(RK_TEST_EXIT_SKIPPED);
+    rk_test_skip_program("%d devices, %d needed", rk_test_device_max_ranks(), num_ranks);
 }
 
 rk_dtype_t rk_test_device_dtype(void)

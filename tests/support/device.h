@@ -11,8 +11,6 @@
 
 RK_BEGIN_DECLS
 
-#define RK_TEST_EXIT_SKIPPED 77 /* ctest treats it as skipped */
-
 /* Ends the process with RK_TEST_EXIT_SKIPPED if the machine has no such device. */
 struct rk_status *rk_test_device_open(struct rk_device **out, int num_threads) RK_NODISCARD;
 /* The same for one of several ranks; never ends the process. */

@@ -296,8 +296,10 @@ int rk_test_run_world(int32_t num_ranks, const char *listen_host, rk_test_world_
 void rk_test_run_case(const char *label, int32_t num_ranks, rk_test_world_fn_t fn, const void *row,
                       int timeout_s)
 {
-    if (num_ranks > rk_test_device_max_ranks())
+    if (num_ranks > rk_test_device_max_ranks()) {
+        rk_test_skip_part("%s: needs %d devices", label, num_ranks);
         return;
+    }
     print_message("%s\n", label);
     if (rk_test_run_world(num_ranks, "unix", fn, (void *)row, timeout_s) != 0) /* as for all of them */
         fail_msg("%s", label);

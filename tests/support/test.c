@@ -144,6 +144,44 @@ void rk_test_write_file(const char *path, const void *data, size_t bytes)
     assert_int_equal(fclose(file), 0);
 }
 
+static void print_skipped(const char *format, va_list args)
+{
+    struct rk_str reason = {0};
+
+    rk_str_vappendf(&reason, format, args);
+    print_message("skipped: %s\n", rk_str_text(&reason));
+    rk_str_fini(&reason);
+}
+
+void rk_test_skip_at(const char *file, int line, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    print_skipped(format, args);
+    va_end(args);
+    _skip(file, line);
+}
+
+void rk_test_skip_part(const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    print_skipped(format, args);
+    va_end(args);
+}
+
+void rk_test_skip_program(const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    print_skipped(format, args);
+    va_end(args);
+    exit(RK_TEST_EXIT_SKIPPED);
+}
+
 static double rel_error(double actual, double expected, double floor)
 {
     if (!isfinite(actual) || !isfinite(expected))

@@ -44,6 +44,17 @@ char *rk_test_read_file(const char *path, size_t *bytes);
 int rk_test_count_entries(const char *path);
 void rk_test_write_file(const char *path, const void *data, size_t bytes);
 
+/* What cannot run here says so in a line "skipped: REASON"; scripts/test.sh shows and counts these lines. */
+#define RK_TEST_EXIT_SKIPPED 77 /* ctest treats a program that exits so as skipped */
+
+/* Ends the test. */
+#define rk_test_skip(...) rk_test_skip_at(__FILE__, __LINE__, __VA_ARGS__)
+void rk_test_skip_at(const char *file, int line, const char *format, ...) RK_PRINTF(3, 4);
+/* A row of a table, or another part of a test that continues. */
+void rk_test_skip_part(const char *format, ...) RK_PRINTF(1, 2);
+/* Ends the process. */
+void rk_test_skip_program(const char *format, ...) RK_PRINTF(1, 2) RK_NORETURN;
+
 /* max |a - b| / max(|b|, floor): relative, but absolute below `floor`. +inf when an element is not finite on
  * one side only or differs as infinity. */
 double rk_test_max_rel_error_f32(const float *actual, const float *expected, int64_t count, double floor);

@@ -364,8 +364,12 @@ static void test_destination_has_the_weights_of_the_export(void **state)
         uint64_t sent = 0, received = 0;
         char name[32], *dir;
 
-        if (!rk_test_in_part() || !has_devices(&run))
+        if (!rk_test_in_part())
             continue;
+        if (!has_devices(&run)) {
+            rk_test_skip_part("%s: needs %d devices", run.test->label, run.test->num_ranks);
+            continue;
+        }
         snprintf(name, sizeof(name), "export_%zu", i);
         run.dir = dir = rk_test_temp_path(name);
         run.shared = rk_test_shared_alloc(sizeof(*run.shared));
@@ -445,7 +449,7 @@ static void test_killed_rank_is_named(void **state)
 
     (void)state;
     if (!has_devices(&run))
-        skip();
+        rk_test_skip("needs %d devices", run.test->num_ranks);
     run_all(&run, killed_rank, results);
     for (int32_t rank = 0; rank < run.test->num_ranks; rank++) {
         assert_false(results[rank].timed_out);
@@ -475,7 +479,7 @@ static void test_cancel_of_one_rank_stops_all_before_they_begin(void **state)
 
     (void)state;
     if (!has_devices(&run))
-        skip();
+        rk_test_skip("needs %d devices", run.test->num_ranks);
     run_all(&run, cancelled_rank, NULL);
 }
 
@@ -509,7 +513,7 @@ static void test_other_model_is_refused(void **state)
     run_all(&run, other_model_rank, NULL);
     run.test = &apart;
     if (!has_devices(&run))
-        return;
+        rk_test_skip("with a rollout on ranks of its own: needs %d devices", run.test->num_ranks);
     run.dir = "different plans";
     run_all(&run, other_model_rank, NULL);
 }

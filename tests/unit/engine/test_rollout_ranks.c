@@ -305,7 +305,7 @@ static void test_generate_rank_without_memory_for_graphs_counts_for_all(void **s
 
     (void)state;
     if (!rk_fake_nccl_faults())
-        skip(); /* memory can only be exhausted on this device */
+        rk_test_skip("only the tests' device with graphs can be without memory");
     shared->cancel_rank = shared->grown_rank = -1;
     shared->full_rank = 1;
     assert_int_equal(rk_test_run_world(2, "unix", generate, shared, 60), 0);

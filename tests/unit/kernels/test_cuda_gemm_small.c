@@ -12,10 +12,9 @@
 #include "kernels/cuda/cuda_internal.h"
 #include "kernels/cuda/gemm/gemm_small.h"
 
-#define EXIT_SKIPPED 77
-#define MAX_ROWS     128
-#define MAX_COLS     4096
-#define PADDING      8 /* elements after every row */
+#define MAX_ROWS 128
+#define MAX_COLS 4096
+#define PADDING  8 /* elements after every row */
 
 static struct rk_cuda_device *dev;
 static struct rk_cuda_stream *stream;
@@ -369,7 +368,7 @@ static void test_gemm_small_operator_has_bits_of_chain(void **state)
 {
     (void)state;
     if (!rk_test_in_part())
-        skip();
+        rk_test_skip("belongs to another part");
     if (rk_test_is_quick())
         check_operator(128, 256);
     else
@@ -417,14 +416,11 @@ int main(void)
     int failed;
 
     st = rk_cuda_device_ops.open(&handle, 0, &config);
-    if (st) {
-        printf("skipped: %s\n", rk_status_message(st));
-        rk_status_free(st);
-        return EXIT_SKIPPED;
-    }
+    if (st)
+        rk_test_skip_program("%s", rk_status_message(st));
     dev = handle;
     if (!dev->has_sm90a)
-        return EXIT_SKIPPED;
+        rk_test_skip_program("the device has no sm90a");
     st = rk_cuda_device_ops.stream_create(dev, &handle, "test");
     if (st)
         return EXIT_FAILURE;

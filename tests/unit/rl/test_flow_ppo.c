@@ -268,8 +268,10 @@ static void check_case(const char *name)
     for (size_t i = 0; i < RK_ARRAY_LEN(layouts); i++) {
         struct run run;
 
-        if (!has_devices(layouts[i].num_daemons))
+        if (!has_devices(layouts[i].num_daemons)) {
+            rk_test_skip_part("%s, %s: needs %d GPUs", name, layouts[i].label, (int)layouts[i].num_daemons);
             continue;
+        }
         print_message("%s, %s\n", name, layouts[i].label);
         run_init(&run, &golden, layouts[i].num_daemons, layouts[i].override);
         train(&run, &golden);

@@ -214,7 +214,7 @@ static void test_rows_have_the_log_probs_of_their_teacher(void **state)
     struct fixture *f = *state;
 
     if (!f->driver)
-        skip();
+        rk_test_skip("needs %d GPUs", NUM_DAEMONS);
     check_rows(f, "distillation.distillation_loss.loss_mode=k2",
                (const char *const[]){"teacher_log_probs", NULL});
 }
@@ -224,7 +224,7 @@ static void test_rows_have_the_top_ids_of_their_teacher(void **state)
     struct fixture *f = *state;
 
     if (!f->driver)
-        skip();
+        rk_test_skip("needs %d GPUs", NUM_DAEMONS);
     check_rows(f, "distillation.distillation_loss.loss_mode=forward_kl_topk",
                (const char *const[]){"teacher_topk_ids", "teacher_topk_log_probs", NULL});
 }

@@ -213,7 +213,7 @@ static void test_plan_only_of_meshes_that_differ(void **state)
 {
     (void)state;
     if (!is_on_cpu())
-        skip();
+        rk_test_skip("four ranks would share one device");
     check_plans(4, four_ranks, LIMIT_BYTES);
 }
 
@@ -226,8 +226,8 @@ static void test_plan_only_of_a_cache_with_a_share(void **state)
     int64_t full_blocks, limit_bytes;
 
     (void)state;
-    if (!is_on_cpu()) /* elsewhere the second plan counts workspace that the last role left for the first */
-        skip();
+    if (!is_on_cpu())
+        rk_test_skip("elsewhere the second plan counts workspace that the last role left for the first");
     open_cluster(&cluster, 1, one_rank, LIMIT_BYTES);
     plan_all(&cluster, plans);
     full_blocks = int_at(plans[ROLLOUT][0], "num_kv_blocks");
@@ -266,7 +266,7 @@ static void test_plan_only_counts_sequence_parallelism(void **state)
 
     (void)state;
     if (!is_on_cpu())
-        skip(); /* four ranks on one device */
+        rk_test_skip("four ranks would share one device");
     open_cluster(&cluster, 4, four_ranks, LIMIT_BYTES);
     by_default = plan_activations(&cluster, PLAN);
     divided = plan_activations(&cluster, PLAN ", \"megatron.sequence_parallel\": true");
@@ -286,8 +286,8 @@ static void test_plan_only_beyond_the_device(void **state)
     char *options, *room;
 
     (void)state;
-    if (!is_on_cpu()) /* the CPU's operators hold no workspace */
-        skip();
+    if (!is_on_cpu())
+        rk_test_skip("only the CPU's operators hold no workspace");
     open_cluster(&cluster, 1, one_rank, 4 << 20);
     options = test_init_options("\"ppo_max_token_len_per_gpu\": 100000, \"plan_only\": true");
     call_all(&cluster, "actor", "init_model", options, meta);
