@@ -24,8 +24,8 @@ struct rk_status *rk_file_read(char **out, size_t *bytes, const char *path, size
  * one. */
 struct rk_status *rk_write_file_atomic(const char *path, const void *data, size_t bytes) RK_NODISCARD;
 
-/* Names that no file system takes, and in the path of a new file those that terminals interpret:
- * INVALID_ARGUMENT. */
+/* INVALID_ARGUMENT for a name that no file system takes, and in the path of a new file for one that terminals
+ * interpret. */
 struct rk_status *rk_path_check(const char *path, bool is_new) RK_NODISCARD;
 
 RK_END_DECLS

@@ -175,7 +175,7 @@ static char *weights_kind(const char *path)
 
 char *rk_model_dir_kind(const char *path)
 {
-    /* The first row counts of which there is a file; those without words are weights, which are read. */
+    /* The first row that matches a file counts; rows without words are weights, which are read. */
     static const struct pattern patterns[] = {
         {"model", ".safetensors", NULL, NULL},
         {"", ".safetensors.index.json", NULL, NULL},

@@ -44,9 +44,9 @@ struct rk_flight_entry {
 };
 
 /* Identifies a group of ranks, so that entries of several ranks can be matched: groups of the same name
- * differ in their members, and the tag tells apart those that were created one after the other. The world
- * ranks are first, first + stride, ...; stride 0: they are not evenly spaced. At most 4,096 ranks. Never 0.
- */
+ * differ in their members, or by the tag, which counts groups that were created one after the other. The
+ * world ranks are first, first + stride, ...; stride 0: they are not evenly spaced. At most 4,096 ranks.
+ * Never 0. */
 uint64_t rk_flight_group(uint32_t tag, int32_t first, int32_t stride, int32_t size);
 
 /* Records the start of an operation; pass the token to its end. Any thread. */

@@ -40,8 +40,8 @@ bool rk_str_has_prefix(const char *text, const char *prefix);
 bool rk_str_has_suffix(const char *text, const char *suffix);
 /* True when data is valid UTF-8 (no surrogates, no overlong forms) without NUL. */
 bool rk_utf8_is_valid(const char *data, size_t bytes);
-/* Bytes of the character at data, NUL included; of an ill-formed one those of its maximal subpart (Unicode
- * 15, section 3.9), at least 1. bytes > 0. */
+/* Bytes of the character at data, NUL included; of an ill-formed character the bytes of its maximal subpart
+ * (Unicode 15, section 3.9), at least 1. bytes > 0. */
 size_t rk_utf8_part(const char *data, size_t bytes, bool *is_valid);
 /* Code point at `text`, which is valid UTF-8, and its bytes. */
 static inline int32_t rk_utf8_read(const char *text, int *bytes)

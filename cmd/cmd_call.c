@@ -63,7 +63,7 @@ static struct rk_status *read_options(const struct rk_cli *cli, struct rk_json *
     return st;
 }
 
-/* --job: the meshes of the job; without it those that the daemons have. */
+/* --job: the meshes of the job; without it the daemons' meshes. */
 static struct rk_status *prepare_group(const struct rk_cli *cli, struct rk_driver *driver)
 {
     const char *path = rk_cli_find(cli, "job");

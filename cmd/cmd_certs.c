@@ -76,7 +76,7 @@ static void add_name(struct order *order, char *name)
     rk_array_append(&order->names, name);
 }
 
-/* The order of the host with this first name; NULL when its files would be those of another host. */
+/* The order of the host with this first name; NULL when its files would be the files of another host. */
 static struct order *host_order(struct certs *certs, const char *name)
 {
     char *file = file_of(name);

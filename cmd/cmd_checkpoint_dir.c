@@ -209,7 +209,7 @@ static struct rk_status *list_all(const struct rk_cli *cli, const char *dir,
     return st;
 }
 
-/* Lists `dir`; if it has no checkpoints, those of a run directory. */
+/* Lists the checkpoints in `dir`, or else the checkpoints of a run directory. */
 static struct rk_status *find_steps(struct rk_ckpt_steps *steps, char **dir)
 {
     char *below = rk_path_join(*dir, RK_RUN_CHECKPOINTS);

@@ -377,7 +377,7 @@ static struct rk_status *open_loggers(struct rk_run_command *run)
     return rk_loggers_create(&run->loggers, &config);
 }
 
-/* --run-dir, else that of the resumed run if it still exists, else a new one. A validation of a
+/* --run-dir, else the resumed run's directory if it still exists, else a new one. A validation of a
  * checkpoint is a separate run. */
 static struct rk_status *open_run_dir(struct rk_run_command *run)
 {

@@ -15,7 +15,8 @@
 /* --- the kind of a word on the command line, from its spelling in the tables: "FILE", "a|b", "[ROLE.]METHOD"
  * --- */
 
-/* The name of the function that lists candidates, "choices" for those in the text, "" for anything else. */
+/* The name of the function that lists candidates, "choices" for candidates in the text, "" for anything else.
+ */
 static const char *kind_of(const char *text)
 {
     if (strstr(text, "KEY=VALUE"))

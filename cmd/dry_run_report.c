@@ -202,7 +202,8 @@ static int64_t experts_per_rank(const struct rk_dry_run_role *role)
     return role->estimate.num_experts / rk_mesh_axis_size(role->mesh, RK_AXIS_EP);
 }
 
-/* Rows that a rank's experts take in a round, of those that they receive if all experts have equally many. */
+/* Rows that a rank's experts take in a round, as a share of the rows that they receive if all experts have
+ * equally many. */
 static double imbalance(const struct rk_dry_run_experts *experts)
 {
     return (double)experts->dispatch_tokens / (double)experts->num_tokens;

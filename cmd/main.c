@@ -21,7 +21,7 @@ static void print_overview(FILE *out)
     fprintf(out, ";\n%s\n", rk_exit_by_signal);
 }
 
-/* The command of the first one or two words; *num_words of them. */
+/* The command that the first *num_words words name: one or two. */
 static const struct rk_command *find_command(int argc, char **argv, int *num_words)
 {
     const struct rk_command *found = NULL;

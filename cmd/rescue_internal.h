@@ -12,11 +12,11 @@
 typedef enum rk_holder {
     RK_HOLDER_NONE,
     RK_HOLDER_GROUP,   /* all answer, and have their communicators */
-    RK_HOLDER_REPLICA, /* not all, but those that answer hold all weights */
+    RK_HOLDER_REPLICA, /* some daemons do not answer, but the others hold all weights */
 } rk_holder_t;
 
-/* `epoch`: of the driver's lease. Not when another driver has claimed one of them, and not of daemons that
- * stop. */
+/* The daemons that hold the model. `epoch`: of the driver's lease. None when another driver has claimed a
+ * daemon; stopping daemons do not count. */
 rk_holder_t rk_rescue_holder(const struct rk_driver_worker *workers, int32_t num_workers, uint64_t epoch);
 
 struct rk_rescue {

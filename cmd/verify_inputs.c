@@ -167,7 +167,7 @@ static struct rk_status *read_job(struct rk_verification *v)
     return st;
 }
 
-/* Without --tolerance: that of float32 for the model's longest sums. */
+/* Sets, without --tolerance, the tolerance of float32 for the model's longest sums. */
 static void fit_tolerance(struct rk_verification *v)
 {
     const struct rk_json *config = v->inputs.hf_config;

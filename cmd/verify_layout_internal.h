@@ -9,7 +9,7 @@
 
 struct rk_verify_options {
     const char *dtype;    /* "float32", "bfloat16" */
-    int64_t num_rows;     /* of the data; 0: those of one optimizer step */
+    int64_t num_rows;     /* rows of the data; 0: the rows of one optimizer step */
     int64_t num_layers;   /* 0: the model's */
     uint64_t seed;        /* of advantages and returns */
     const char *work_dir; /* of config.json with num_layers */

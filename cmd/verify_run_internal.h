@@ -33,7 +33,7 @@ struct rk_verification {
 /* The command line, the job for the daemons of its layout, and a directory for both layouts. Failures
  * are usage errors. */
 struct rk_status *rk_verification_read(struct rk_verification *v) RK_NODISCARD;
-/* The user's keys, then those of both sides, then `more` (NULL: none); the last one of a name counts. */
+/* The user's keys, then the keys of both sides, then `more` (NULL: none); the last one of a name counts. */
 struct rk_status *rk_verification_load_job(struct rk_config **out, const struct rk_verification *v,
                                            const struct rk_verify_keys *more) RK_NODISCARD;
 /* `st`: the result. When a daemon failed, the logs of the daemons are kept: the message names them. */
@@ -41,7 +41,7 @@ void rk_verification_remove_dir(struct rk_verification *v, const struct rk_statu
 
 /* --- the daemons of a side (verify_sides.c) --- */
 
-/* Starts or claims them and builds the models of side->job; `name` is that of its directory, and must stay.
+/* Starts or claims the daemons and builds the models of side->job; `name`: name of its directory, must stay.
  */
 struct rk_status *rk_verify_side_open(struct rk_verification *v, struct rk_verify_side *side, char *name,
                                       int32_t world_size) RK_NODISCARD;
@@ -54,7 +54,7 @@ char *rk_verify_side_describe(const struct rk_verify_side *side);
 
 /* --- the comparison (verify_compare.c): rows of v->report --- */
 
-/* Log-probs, values and scores, before the reference replaces those of the layout. */
+/* Compares log-probs, values and scores, before the reference's replace the layout's. */
 void rk_verification_compare_outputs(struct rk_verification *v);
 /* Metrics, gradients and parameters; then judges all rows and determines the cause of differences. */
 struct rk_status *rk_verification_compare(struct rk_verification *v) RK_NODISCARD;

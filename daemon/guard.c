@@ -126,7 +126,7 @@ static bool may_accept(const struct rk_guard *guard, int64_t now_ns)
     return guard->has_pending && guard->is_open && now_ns >= guard->accept_after_ns;
 }
 
-/* Rounded up, and at most HELD_TICK_MS. */
+/* Milliseconds until then, rounded up, and at most HELD_TICK_MS. */
 static int ms_until(int64_t then_ns, int64_t now_ns)
 {
     return (int)RK_MAX(RK_MIN((then_ns - now_ns + 999999) / 1000000, HELD_TICK_MS), 0);

@@ -45,7 +45,7 @@ static bool core_has_socket(const struct rk_connection *connection)
            info.st_dev == connection->core_device && info.st_ino == connection->core_inode;
 }
 
-/* The guard's descriptors. */
+/* Closes the guard's descriptors. */
 static void close_own(struct rk_guard *guard, struct rk_connection *connection)
 {
     rk_relay_fini(&connection->relay);
@@ -264,8 +264,8 @@ static int rank_victim(const struct rk_connection *one, bool has_many_viewers)
     return (one->is_known ? 2 : 4) + (one->core_fd < 0);
 }
 
-/* Counts connections with these rights: with only_core those that gRPC has, closed by the guard or not; else
- * those that the guard has not closed. */
+/* Counts connections with these rights: with only_core the connections that gRPC has, closed by the guard or
+ * not; else the connections that the guard has not closed. */
 static int count_rights(const struct rk_guard *guard, rk_rights_t rights, bool only_core)
 {
     int count = 0;
@@ -275,8 +275,8 @@ static int count_rights(const struct rk_guard *guard, rk_rights_t rights, bool o
     return count;
 }
 
-/* The connection to close for a new one, among those of the highest rank the one that was idle longest.
- * NULL: none. only_core: a stranger that gRPC has. */
+/* The connection to close for a new one: of the highest rank, and idle longest. NULL: none. only_core: a
+ * stranger that gRPC has. */
 static struct rk_connection *find_victim(const struct rk_guard *guard, bool only_core)
 {
     int num_viewers = count_rights(guard, RK_RIGHTS_VIEWER, false), victim_rank = 0;

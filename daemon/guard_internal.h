@@ -31,8 +31,8 @@
 #define RK_GUARD_ACCEPTS_BURST 256
 #define RK_GUARD_ACCEPTS_RATE  1000
 
-/* Connections that are passed to gRPC before any authorised call of theirs: burst, per second, and how many
- * of them gRPC has at a time. gRPC needs up to 140 KB and 1 ms for one with a few calls. */
+/* Connections without an authorised call that are passed to gRPC: burst, per second, and how many gRPC has at
+ * a time. gRPC needs up to 140 KB and 1 ms for a connection with a few calls. */
 #define RK_GUARD_STRANGERS_BURST 128
 #define RK_GUARD_STRANGERS_RATE  200
 #define RK_GUARD_STRANGERS_MAX   128
@@ -76,8 +76,8 @@ const char *rk_guard_address(const struct rk_guard *guard);
 void rk_guard_format_peer(struct rk_guard *guard, const char *core_peer, char *out, size_t out_bytes);
 /* The names of its certificate, a line each; NULL without a verified certificate. rk_free it. */
 char *rk_guard_peer_names(struct rk_guard *guard, const char *core_peer);
-/* Its peer has made an authorised call with those rights: the connection is not closed in favour of a
- * stranger; one of a viewer only if viewers have more than their share of places. */
+/* Notes that the peer has made an authorised call with those rights: its connection is not closed in favour
+ * of a stranger, and a viewer's connection only if viewers have more than their share of places. */
 void rk_guard_trust(struct rk_guard *guard, const char *core_peer, rk_rights_t rights);
 void rk_guard_get_stats(struct rk_guard *guard, struct rk_guard_stats *out);
 

@@ -88,12 +88,12 @@ rk_guard_room_t rk_guard_make_core_room(struct rk_guard *guard, int64_t now_ns);
 /* Takes the socket that was accepted. */
 void rk_connection_admit(struct rk_guard *guard, int fd, const struct sockaddr_storage *from,
                          socklen_t from_bytes);
-/* Closes the guard's descriptors of it, and frees it if gRPC has closed its own; otherwise
- * rk_connection_reap does, later. */
+/* Closes the guard's descriptors of the connection, and frees it if gRPC has closed its end; otherwise
+ * rk_connection_reap frees it later. */
 void rk_connection_drop(struct rk_guard *guard, struct rk_connection *connection);
 /* Notes whether gRPC still has its end; frees a dropped connection without one. */
 void rk_connection_reap(struct rk_guard *guard, struct rk_connection *connection);
-/* Closes and frees it. */
+/* Closes and frees the connection. */
 void rk_connection_destroy(struct rk_guard *guard, struct rk_connection *connection);
 /* Whether the connection waits for its turn to begin with TLS. */
 bool rk_connection_waits_for_tls(const struct rk_connection *connection);
@@ -103,7 +103,7 @@ bool rk_connection_waits_for_core(const struct rk_connection *connection);
 void rk_connection_pass_to_core(struct rk_guard *guard, struct rk_connection *connection);
 /* Something has happened. False when the connection is over. */
 bool rk_connection_run(struct rk_guard *guard, struct rk_connection *connection, int64_t now_ns);
-/* Time has passed. Likewise. */
+/* Time has passed. False when the connection is over. */
 bool rk_connection_tick(struct rk_guard *guard, struct rk_connection *connection, int64_t now_ns);
 
 #endif

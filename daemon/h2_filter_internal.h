@@ -96,9 +96,9 @@ struct rk_h2_filter {
 
 void rk_h2_filter_init(struct rk_h2_filter *filter, struct rk_h2_shared *shared, int64_t now_ns);
 
-/* Bytes from the client: *passed receives how many of them may go to the server. The caller passes the rest
- * again with the next call, followed by new bytes; it needs a buffer of RK_H2_HEAD_BYTES for it, and
- * for all of it when the verdict is RK_H2_WAIT. After RK_H2_CUT nothing passes. */
+/* Bytes from the client: *passed receives how many may go to the server. The caller passes the rest again
+ * with the next call, followed by new bytes; it needs a buffer of RK_H2_HEAD_BYTES for the rest, and keeps
+ * all bytes when the verdict is RK_H2_WAIT. After RK_H2_CUT nothing passes. */
 rk_h2_verdict_t rk_h2_filter_client(struct rk_h2_filter *filter, const uint8_t *data, size_t bytes,
                                     int64_t now_ns, size_t *passed);
 /* Bytes from the server, likewise: they are trusted and never held back. Needs a buffer of RK_H2_HEAD_BYTES +

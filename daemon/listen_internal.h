@@ -30,7 +30,7 @@ struct rk_status *rk_listen_check_policy(const struct rk_listen *listen, bool is
 /* The value of comm.listen, or the default from rpc.listen: an address that peers can connect to, so
  * not a wildcard address. */
 struct rk_status *rk_listen_check_peer_host(const char *host) RK_NODISCARD;
-/* Whether one of them would take the address of the other. */
+/* Whether one listener would take the address of the other. */
 bool rk_listen_is_same(const struct rk_listen *a, const struct rk_listen *b);
 /* Binds and releases the address. Reason ADDRESS_IN_USE when another process has it;
  * UNAVAILABLE when no interface has the address (yet). */

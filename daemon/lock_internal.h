@@ -17,7 +17,7 @@ void rk_lock_release(struct rk_lock *lock);
 /* The highest epoch that was ever granted, kept in DIR/epoch so that a restarted daemon refuses older
  * drivers. */
 struct rk_status *rk_epoch_load(uint64_t *out, const char *dir) RK_NODISCARD; /* 0 when there is no file */
-/* On disk when it returns. */
+/* The epoch is on the disk when the function returns. */
 struct rk_status *rk_epoch_store(const char *dir, uint64_t epoch) RK_NODISCARD;
 
 #endif

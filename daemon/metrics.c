@@ -80,7 +80,7 @@ static void count_failure(struct rk_metrics *metrics, const struct rk_job *job)
     snprintf(row->reason, sizeof(row->reason), "%.31s", reason);
 }
 
-/* The metrics of the method's last call take the place of those of the one before. */
+/* The metrics of the method's last call replace the metrics of the call before. */
 static void note_step(struct rk_metrics *metrics, const struct rk_job *job)
 {
     int kept = 0;

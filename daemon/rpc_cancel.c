@@ -1,5 +1,5 @@
-/* Cancel: asks an operation to end, and with abort_comm also aborts the communicators, whatever its
- * state, since the driver requests that of every rank of a call that lost a rank. */
+/* Cancel: asks an operation to end. With abort_comm it also aborts the communicators, whatever the state of
+ * the operation: when a call lost a rank, the driver asks every other rank to do so. */
 #include "base/rk_log.h"
 #include "daemon/daemon_internal.h"
 #include "daemon/execute_internal.h"

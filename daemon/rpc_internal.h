@@ -50,7 +50,7 @@ struct rk_rpc_handler {
     void (*on_sent)(struct rk_call *call); /* the message of rk_call_send was taken by gRPC; send the next */
     void (*on_end)(struct rk_call *call);  /* last callback: nothing is in progress. optional */
     void (*on_tick)(struct rk_call *call); /* every RK_TICK_MS until the call is finished. optional */
-    /* optional: a stream that never ends by itself. Shutdown finishes those first. */
+    /* optional: the stream never ends by itself. Shutdown finishes such streams first. */
     bool is_endless;
 };
 

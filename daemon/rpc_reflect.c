@@ -55,7 +55,7 @@ static void put_file(struct rk_str *out, int32_t file)
     put_message(out, FILE_DESCRIPTOR_RESPONSE, &list);
 }
 
-/* The services of all RPCs: a path is "/SERVICE/METHOD", and those of a service are consecutive. */
+/* The services of all RPCs: a path is "/SERVICE/METHOD", and the paths of a service are consecutive. */
 static void put_services(struct rk_str *out)
 {
     struct rk_str list = {0};

@@ -1,4 +1,4 @@
-/* The meshes over which a method runs: those of its row, by their roles. */
+/* The meshes over which a method runs: its row names them by their roles. */
 #include "dispatch/rk_modes.h"
 
 #include "proto/rk_methods.h"

@@ -322,7 +322,7 @@ struct rk_status *rk_dispatch_create_union(struct rk_dispatch **out, const char 
 
 /* --- tables --- */
 
-/* The checks that go beyond those of a mesh. */
+/* Checks the chunks and collected ranks of a table; a mesh has valid ones by construction. */
 static struct rk_status *check_table(int32_t world_size, const int32_t *chunk_of_rank, const bool *collects)
 {
     int32_t last = NOT_ADDRESSED;

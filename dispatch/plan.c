@@ -159,9 +159,8 @@ static int64_t round_up(const struct builder *builder, int64_t count)
     return (count + multiple - 1) / multiple * multiple;
 }
 
-/* Partitions the groups of every replica into n parts, of which those beyond the number of groups are empty;
- * *fits tells whether all parts keep to the token limit.
- */
+/* Partitions the groups of every replica into n parts; parts beyond the number of groups are empty. *fits
+ * tells whether all parts keep to the token limit. */
 static struct rk_status *partition(struct builder *builder, int64_t m, int64_t n, bool *fits)
 {
     int64_t *tokens = rk_calloc((size_t)n, sizeof(*tokens));

@@ -26,7 +26,7 @@ struct rk_column;
 
 typedef enum rk_column_kind { RK_COLUMN_DENSE, RK_COLUMN_PACKED, RK_COLUMN_STRINGS } rk_column_kind_t;
 
-/* Description of a column. For PACKED, shape is that of the values [total, ...]. */
+/* Description of a column. For PACKED, shape is the shape of the values [total, ...]. */
 struct rk_column_info {
     rk_column_kind_t kind;
     int64_t num_rows;
@@ -113,7 +113,7 @@ struct rk_status *rk_batch_select_mask(struct rk_batch **out, const struct rk_ba
 struct rk_status *rk_batch_reorder(struct rk_batch *batch, const int64_t *order) RK_NODISCARD;
 /* k equal parts into out[k]; INVALID_ARGUMENT "only support equal chunk" with size and k otherwise. */
 struct rk_status *rk_batch_chunk(struct rk_batch **out, const struct rk_batch *batch, int64_t k) RK_NODISCARD;
-/* Parts of `size` rows, the last one shorter: ceil(B / size) of them into out. */
+/* Parts of `size` rows, the last one shorter: writes ceil(B / size) parts to out. */
 struct rk_status *rk_batch_split(struct rk_batch **out, const struct rk_batch *batch,
                                  int64_t size) RK_NODISCARD;
 /* Rows appended. Columns must agree. meta: "metrics" becomes an object of lists, other keys must be equal
@@ -153,8 +153,8 @@ struct rk_status *rk_batch_write_file(const struct rk_batch *batch, const char *
 struct rk_status *rk_batch_describe(struct rk_batch_spec *out, const struct rk_column ***columns,
                                     struct rk_arena *arena, const struct rk_batch *batch,
                                     const char *const *want) RK_NODISCARD;
-/* A batch with all columns allocated from a spec that passed rk_assembler_create; the bytes are received
- * later, and must be received completely, because the memory may hold those of an earlier batch
+/* A batch with all columns allocated from a spec that passed rk_assembler_create. The bytes are received
+ * later, and must be received completely, because the memory may hold bytes of an earlier batch
  * (rk_batch_keep_memory): data[i] (array of num_tensors in the arena) is the destination of tensor i. */
 struct rk_status *rk_batch_from_spec(struct rk_batch **out, void ***data, struct rk_arena *arena,
                                      const struct rk_batch_spec *spec) RK_NODISCARD;

@@ -237,7 +237,7 @@ keep:
     return st;
 }
 
-/* The roles of all workers: a worker reports those to whose mesh it belongs. */
+/* The roles of all workers: a worker reports the roles to whose mesh it belongs. */
 static struct rk_status *set_roles_of(struct rk_driver *driver, const struct rk_driver_worker *workers)
 {
     clear_roles(driver);

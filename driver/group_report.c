@@ -252,7 +252,7 @@ struct rk_status *rk_group_report_make(struct rk_group_report *out, const struct
         out->parts[i] = judge(&group, i);
         has_part[out->parts[i]] = true;
     }
-    /* A daemon that lacks a part of one model may hold those of another. */
+    /* A daemon that lacks a part of one model may hold all parts of another. */
     out->is_incomplete =
         has_part[RK_PART_MISSING] || (has_part[RK_PART_HELD] && has_part[RK_PART_UNREACHABLE]);
     if (!out->is_incomplete)

@@ -28,7 +28,7 @@ struct rk_status *rk_hosts_slurm(const char *ports, rk_host_fn each, void *user)
 /* "NAME[:PORT]": every current address of NAME, IPv4 before IPv6, in numerical order. UNAVAILABLE if the
  * name has none, or no server answers. */
 struct rk_status *rk_hosts_dns(const char *name_and_port, rk_host_fn each, void *user) RK_NODISCARD;
-/* The second half of it: one address of each of the list's, without repetitions. */
+/* The second half of the look-up: one address for each entry of the list, without repetitions. */
 struct rk_status *rk_hosts_of_addrinfo(const struct addrinfo *list, int64_t port, rk_host_fn each,
                                        void *user) RK_NODISCARD;
 

@@ -33,7 +33,8 @@ struct rk_invocation {
     bool *has_ended;                 /* [num_ranks] and its end was looked at */
     struct rk_unary *aborts;         /* [num_ranks] */
     int32_t num_ends, num_failures, num_reopened;
-    struct rk_status *verdict; /* of the driver itself, replaces those of the ranks; returned to the caller */
+    struct rk_status *verdict; /* error of the driver itself, replaces the ranks' errors; returned to the
+                                * caller */
 
     /* One message each way, without a commit: of a method that every rank runs by itself, when no other call
      * is in flight on its ranks. */

@@ -332,7 +332,7 @@ static void end_queue(struct rk_invocation *inv)
     rk_driver_give_queue(inv->driver, inv->queue);
 }
 
-/* The mesh of the role; that of the actor for a rank that is not in it, as update_weights runs over both. */
+/* The mesh of the role; the actor's for a rank outside it, since update_weights runs over both meshes. */
 static struct rk_status *name_root(struct rk_invocation *inv)
 {
     int32_t root = rk_error_find_root(inv->errors, inv->num_ranks);

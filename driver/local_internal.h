@@ -13,11 +13,11 @@ struct rk_local_dir {
     int lock;   /* held as long as the owner or one of its daemons runs; -1: not held */
 };
 
-/* Creates one; first removes those of this user whose owners were killed. Close `dir` after a
+/* Creates a directory; first removes directories of this user whose owners were killed. Close `dir` after a
  * failure too. */
 struct rk_status *rk_local_dir_open(struct rk_local_dir *dir) RK_NODISCARD;
-/* Removes it, with the files of its daemons; one that is kept for daemons that continue is removed by a later
- * open, once the last of them, which holds the lock too, has ended. */
+/* Removes the directory, with the files of its daemons. A directory that is kept for daemons that continue is
+ * removed by a later open, once the last daemon has ended: each holds the lock too. */
 void rk_local_dir_close(struct rk_local_dir *dir, bool is_kept);
 char *rk_local_dir_config(const struct rk_local_dir *dir); /* path of the empty configuration; rk_free it */
 char *rk_local_dir_token(const struct rk_local_dir *dir);  /* path of the token; rk_free it */

@@ -1,4 +1,4 @@
-/* A call whose parts for the ranks exist already: that of a recording, which is sent again without a dispatch
+/* A call whose parts for the ranks exist already, as in a recording: it is sent again without a dispatch
  * mode. One invocation is one call, from its arguments to its result (driver/invocation_internal.h). */
 #ifndef RK_CALL_PARTS_H
 #define RK_CALL_PARTS_H

@@ -140,8 +140,8 @@ struct rk_driver_dump {
 
 /* Asks all workers for their flight recorder, configuration and version; dumps[rk_driver_num_workers]. */
 void rk_driver_dump_flight(struct rk_driver *driver, struct rk_driver_dump *dumps);
-/* Offsets to add to the monotonic clock of each worker (monotonic_ns of its status) to get that of this
- * process: offsets_ns[rk_driver_num_workers], within half of the time that a GetStatus takes. */
+/* Offsets to add to the monotonic clock of each worker (monotonic_ns of its status) to get this process's
+ * clock: offsets_ns[rk_driver_num_workers], within half of the time that a GetStatus takes. */
 struct rk_status *rk_driver_clock_offsets(struct rk_driver *driver, int64_t *offsets_ns) RK_NODISCARD;
 /* Ends all daemons: after `grace_ms` for running calls (0: their own drain.grace), at once with `force`. */
 struct rk_status *rk_driver_shutdown(struct rk_driver *driver, uint32_t grace_ms, bool force,
@@ -259,7 +259,8 @@ struct rk_status *rk_local_start(struct rk_local **out, const struct rk_local_co
 /* Detaches the daemons so that they outlive this process: rk_local_stop does not stop them, and they stop
  * RK_LOCAL_GRACE after their last lease ended. On failure they still stop with rk_local_stop. */
 struct rk_status *rk_local_detach(struct rk_local *local) RK_NODISCARD;
-/* SIGTERM, then SIGKILL for those that take longer than 5 s; removes the directory. NULL is a no-op. */
+/* Sends SIGTERM, then SIGKILL to daemons that take longer than 5 s; removes the directory. NULL is a no-op.
+ */
 void rk_local_stop(struct rk_local *local);
 const char *const *rk_local_addresses(const struct rk_local *local); /* [num_daemons] */
 /* Appends "rankd of rank 2 (pid 71) was killed by signal 9; its log is LOG" for each daemon that ended

@@ -19,7 +19,7 @@ const char *rk_part_name(rk_part_t part); /* "held" */
 
 typedef enum rk_group_action {
     RK_GROUP_ACTION_NONE,
-    RK_GROUP_ACTION_START_DAEMONS, /* start those that do not answer, then run the job again */
+    RK_GROUP_ACTION_START_DAEMONS, /* start the daemons that do not answer, then run the job again */
     RK_GROUP_ACTION_RUN_AGAIN,     /* missing parts must be loaded again, from a checkpoint */
     RK_GROUP_ACTION_COUNT
 } rk_group_action_t;

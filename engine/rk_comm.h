@@ -162,7 +162,7 @@ struct rk_status *rk_comm_all_to_all(struct rk_comm_group *group, struct rk_stre
                                      const int64_t *recv_rows, rk_tensor_t in,
                                      const int64_t *send_rows) RK_NODISCARD;
 /* Point to point. Between begin and end of a batch (rk_comm_batch_begin/end, as NCCL's group calls) sends and
- * receives are collected; they run together, so no order of them can deadlock. */
+ * receives are collected; they run together, so they cannot deadlock in any order. */
 struct rk_status *rk_comm_send(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t tensor,
                                int32_t peer) RK_NODISCARD;
 struct rk_status *rk_comm_recv(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t tensor,
@@ -171,8 +171,8 @@ struct rk_status *rk_comm_batch_begin(struct rk_comm_group *group) RK_NODISCARD;
 struct rk_status *rk_comm_batch_end(struct rk_comm_group *group) RK_NODISCARD;
 struct rk_status *rk_comm_barrier(struct rk_comm_group *group, struct rk_stream *stream) RK_NODISCARD;
 
-/* Allocates the device memory that ordered sums over the group need, which the first of them would otherwise
- * allocate. RESOURCE_EXHAUSTED. Not collective. */
+/* Allocates the device memory that ordered sums over the group need; otherwise the first ordered sum
+ * allocates it. RESOURCE_EXHAUSTED. Not collective. */
 struct rk_status *rk_comm_reserve_ordered_sum(struct rk_comm_group *group) RK_NODISCARD;
 /* Bytes that it would allocate: 0 once allocated, or if ordered sums need none. */
 uint64_t rk_comm_ordered_sum_bytes(const struct rk_comm_group *group);
@@ -216,8 +216,8 @@ typedef enum rk_mesh_group_kind {
 } rk_mesh_group_kind_t;
 
 /* Immutable after creation; one per role. Kinds of group with the same ordered partition of the world share
- * one communicator (cached in the world, reference-counted), but those of passes and those of gradients,
- * which run at the same time, have their own. */
+ * one communicator (cached in the world, reference-counted). Passes and gradients run at the same time, so
+ * their groups have separate communicators. */
 struct rk_mesh_comms;
 
 /* Collective over the world, also for ranks outside the mesh (they get an object without groups). Borrows

@@ -96,7 +96,7 @@ struct rk_loss_in {
     double num_sequences;                        /* of the whole mini-batch */
     rk_loss_agg_mode_t agg_mode;                 /* of weight */
     bool is_first_pass;                          /* over the rows: see RK_LOSS_FIRST */
-    const double *outputs[RK_HEAD_OUTPUT_COUNT]; /* those that the row requests */
+    const double *outputs[RK_HEAD_OUTPUT_COUNT]; /* only outputs that the row requests */
     const double *columns[RK_LOSS_COLUMN_COUNT]; /* NULL: the call has none */
     struct rk_loss_ids ids;                      /* for a row that requests them */
 };
@@ -163,8 +163,8 @@ struct rk_objective {
     rk_loss_agg_mode_t agg_mode;
     double loss_scale_factor;                    /* 0: use the response length of the batch */
     uint32_t outputs, columns, optional_columns; /* of all terms */
-    uint32_t differentiated; /* of the outputs, those with a nonzero derivative in some term */
-    int64_t num_ids;         /* of the term that reads ids; 0: no term does */
+    uint32_t differentiated;                     /* outputs with a nonzero derivative in some term */
+    int64_t num_ids;                             /* of the term that reads ids; 0: no term does */
 };
 
 /* Reads the options of an update method (base/config/knobs.def). INVALID_ARGUMENT names the key, the value
@@ -175,8 +175,8 @@ struct rk_status *rk_objective_read(struct rk_objective *out, rk_objective_kind_
  * terms. */
 void rk_objective_run(struct rk_objective *objective, const struct rk_loss_in *in,
                       const struct rk_head_arrays *grads);
-/* RK_LOSS_COUNT of the current mini-batch; NULL: no row has one. The caller adds up those of all replicas
- * before it ends the mini-batch, whose plan counts num_tokens. */
+/* RK_LOSS_COUNT of the current mini-batch; NULL: no row has one. The caller adds up the counts of all
+ * replicas before it ends the mini-batch, whose plan counts num_tokens. */
 double *rk_objective_count(struct rk_objective *objective);
 void rk_objective_end_mini_batch(struct rk_objective *objective, double num_tokens);
 /* Value of the objective over all runs: its terms with their coefficients. */

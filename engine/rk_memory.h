@@ -34,8 +34,8 @@ struct rk_memory_plan_desc {
     const struct rk_rollout_config *rollout; /* NULL: it does not generate */
     bool shares_weights;                     /* uses the weights of another role's model, whose plan has their
                                               * memory */
-    /* Meshes of a rk_reshard_run for whose moves the model's step arena has the buckets; NULL: none. One of
-     * them is the role's. */
+    /* Meshes of the rk_reshard_run that keeps its buckets in the model's step arena; NULL: none. One of the
+     * two meshes is the role's. */
     const struct rk_mesh *reshard_source, *reshard_destination;
     struct rk_model_layout reshard_layout; /* of the source's model, if the role is the destination */
     int64_t reshard_bucket_bytes;
@@ -54,8 +54,8 @@ struct rk_memory_plan {
     uint64_t away_bytes;
 };
 
-/* Errors: INVALID_ARGUMENT, UNIMPLEMENTED and RESOURCE_EXHAUSTED of the model, the optimizer and the
- * rollout; those of rk_model_check_hf. */
+/* Errors: INVALID_ARGUMENT, UNIMPLEMENTED and RESOURCE_EXHAUSTED of the model, the optimizer and the rollout,
+ * and the errors of rk_model_check_hf. */
 struct rk_status *rk_memory_plan_make(struct rk_memory_plan *out,
                                       const struct rk_memory_plan_desc *desc) RK_NODISCARD;
 /* Allocates what the passes of the model and the operators on its stream will need. RESOURCE_EXHAUSTED. */
@@ -70,7 +70,7 @@ struct rk_memory_room {
     uint64_t own_bytes;            /* workspace that operators hold; the next role's operators share it */
     struct rk_workspace workspace; /* maximum of the roles counted with rk_memory_room_take */
 };
-/* Now. */
+/* The room that the device has now. */
 struct rk_memory_room rk_memory_room_of(const struct rk_device *device);
 /* Bytes available to the plan: free memory, plus the operators' workspace up to the plan's own workspace,
  * plus the memory that other roles release between calls up to what this role releases. */
@@ -80,10 +80,11 @@ uint64_t rk_memory_room_bytes(const struct rk_memory_room *room, const struct rk
 struct rk_status *rk_memory_plan_check(const struct rk_memory_plan *plan,
                                        const struct rk_memory_room *room) RK_NODISCARD;
 /* Number of KV cache blocks with which the plan's role stays within `share` of the room: from 1 to the number
- * in the plan, which must be that of a cache for all sequences. */
+ * in the plan, which must be enough for all sequences. */
 int32_t rk_memory_plan_fit_blocks(const struct rk_memory_plan *plan, const struct rk_memory_room *room,
                                   double share);
-/* Existing roles release up to `away_bytes` between calls: one of them at a time will need it again. */
+/* Reserves what existing roles offload between calls, up to `away_bytes`: one role at a time will need it
+ * again. */
 void rk_memory_room_keep(struct rk_memory_room *room, uint64_t away_bytes);
 /* Reduces the room to what is left once the role of the plan has been created. */
 void rk_memory_room_take(struct rk_memory_room *room, const struct rk_memory_plan *plan);

@@ -45,7 +45,7 @@ struct rk_engine_hooks {
 };
 /* Device memory that the agreements below need: allocated once; they allocate nothing. */
 #define RK_AGREE_BYTES 1024
-/* Collective over `group`: CANCELLED on all its ranks when one of them was asked to stop. scratch:
+/* Collective over `group`: CANCELLED on all its ranks when one rank was asked to stop. scratch:
  * RK_AGREE_BYTES. */
 struct rk_status *rk_engine_check_cancel(const struct rk_engine_hooks *hooks, struct rk_comm_group *group,
                                          struct rk_stream *stream, void *scratch) RK_NODISCARD;
@@ -57,7 +57,7 @@ struct rk_status *rk_engine_min(struct rk_comm_group *group, struct rk_stream *s
 struct rk_status *rk_engine_sum(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,
                                 double *values, int64_t count) RK_NODISCARD;
 /* Collective over `group`; takes `st`. Returns NULL on all ranks if `st` is NULL on all; otherwise an error
- * on all: the rank's own, or that of the first failed rank, which it names. scratch: RK_AGREE_BYTES. */
+ * on all: the rank's own, or the error of the first failed rank, with its number. scratch: RK_AGREE_BYTES. */
 struct rk_status *rk_engine_agree(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,
                                   struct rk_status *st) RK_NODISCARD;
 
@@ -131,8 +131,8 @@ struct rk_model_config {
     int64_t max_window_layers;
     struct rk_rope_scaling rope_scaling;
     struct rk_latent_config latent;
-    int64_t num_nextn_predict_layers; /* that files have behind the others, for multi-token prediction: not
-                                         read */
+    int64_t num_nextn_predict_layers; /* layers behind the others in files, for multi-token prediction: not
+                                       * read */
     int64_t num_labels;               /* of a classification head */
     struct rk_moe_config moe;
     /* [num_layers]: index of each layer's kind in the family's list of kinds. */
@@ -171,12 +171,12 @@ struct rk_model_layout {
 /* Router replay: whose experts training uses (verl's names). */
 typedef enum rk_replay {
     RK_REPLAY_DISABLED, /* the router chooses in every pass */
-    RK_REPLAY_R2,       /* those that the model chose in compute_log_prob */
-    RK_REPLAY_R3,       /* those that the rollout chose */
+    RK_REPLAY_R2,       /* experts that the model chose in compute_log_prob */
+    RK_REPLAY_R3,       /* experts that the rollout chose */
     RK_REPLAY_COUNT
 } rk_replay_t;
 
-/* Memory plans include the experts that passes are given and those that they return. */
+/* Memory plans include the columns of experts that passes are given and that they return. */
 struct rk_model_replay {
     rk_replay_t mode;
     bool compares; /* disabled: passes that only compute log-probs compare their choice with the rollout's */
@@ -194,14 +194,14 @@ struct rk_model_desc {
                                * random */
     struct rk_stream *stream; /* borrowed for the life of the model, like mesh */
     const struct rk_mesh_comms *mesh;
-    /* Activation recomputation in training. 0: saves all activations for the backward pass except those that
-     * are cheap to recompute. n: saves only the input of every n-th layer and runs the n layers twice
+    /* Activation recomputation in training. 0: saves all activations for the backward pass except cheap ones,
+     * which are always recomputed. n: saves only the input of every n-th layer and runs the n layers twice
      * (Megatron's full, uniform recompute). Gradients are bit-identical. */
     int64_t recompute_num_layers;
     /* The head masks ids from here on, for example a teacher's padding beyond the student's vocabulary. 0: no
      * id is masked. */
     int64_t vocab_size;
-    uint32_t offload; /* enum rk_model_parts: those that may be offloaded (rk_model_offload) */
+    uint32_t offload; /* enum rk_model_parts: parts that may be offloaded (rk_model_offload) */
     struct rk_moe_knobs {
         RK_MOE_KNOBS(RK_KNOB_FIELD, , , )
         RK_ROUTER_KNOBS(RK_KNOB_FIELD, , , ) /* balancing_type "": aux_loss; coefficients NAN: 0 */
@@ -242,7 +242,8 @@ uint64_t rk_model_weight_version(
 struct rk_status *rk_model_reserve_offload(struct rk_model *model, uint32_t parts) RK_NODISCARD;
 /* Copies the parts to the host, unless the host has a valid copy, and releases their device memory; parts
  * already offloaded are skipped. Without keeps_gradients gradients are not copied, and return as zeros. Waits
- * for the stream. Errors: of the copy (then no part has moved), those of rk_model_reserve_offload. */
+ * for the stream. Errors: of the copy (then no part has moved), and the errors of rk_model_reserve_offload.
+ */
 struct rk_status *rk_model_offload(struct rk_model *model, uint32_t parts, bool keeps_gradients) RK_NODISCARD;
 /* Restores the parts, before later work on the model's stream; parts on the device are skipped. `writes`: the
  * caller may modify the parts, which invalidates their host copies. RESOURCE_EXHAUSTED (reason DEVICE_OOM):
@@ -312,8 +313,8 @@ struct rk_status *rk_model_check_temperature(double temperature) RK_NODISCARD;
 #define RK_LABEL_NONE (-1)
 
 /* A packed micro-batch, in host memory. num_seqs 0 is the empty micro-batch: it takes part in every
- * collective. All tp and cp ranks pass the same whole micro-batch and get the outputs of all of its
- * positions; each cp rank computes those of its tokens (base/layout/rk_zigzag.h). */
+ * collective. All tp and cp ranks pass the same whole micro-batch and get the outputs of all positions; each
+ * cp rank computes the outputs of its tokens (base/layout/rk_zigzag.h). */
 struct rk_packed {
     int32_t num_seqs;
     int64_t num_tokens;
@@ -323,7 +324,7 @@ struct rk_packed {
     const int32_t *cu_seqlens; /* [num_seqs + 1] */
     const int32_t *labels;     /* [num_tokens]: the id that position t must predict, or RK_LABEL_NONE */
     /* Router replay: [num_tokens, num_layers, num_experts_per_tok] (rk_model_get_routes): the experts that
-     * each token goes to, instead of those with the largest scores; probabilities come from the current
+     * each token goes to, instead of the experts with the largest scores; probabilities come from the current
      * scores. NULL: the router chooses. */
     const uint16_t *routed_experts;
 };

@@ -113,15 +113,15 @@ rk_grad_group_t rk_param_grad_group(const struct rk_param *param);
 /* Sets everything but the offset, which is 0, for the rank at `coords`. */
 void rk_param_place(struct rk_placement *out, const struct rk_param *param, const struct rk_mesh *mesh,
                     const struct rk_mesh_coords *coords);
-/* Replaces the coordinates of a rank by those of the rank of its replica that holds the parameter: the
- * parameter's stage, and for an expert its rank of ep. */
+/* Moves the coordinates of a rank to the rank of its replica that holds the parameter: the parameter's stage,
+ * and for an expert its rank of ep. */
 void rk_param_owner_coords(struct rk_mesh_coords *coords, const struct rk_param *param);
 /* The local part without padding: the first shape[0] rows and shape[1] columns of local_shape. A
  * rank that has only padding, or does not hold the parameter, has a shape with a 0. */
 struct rk_param_box rk_param_get_box(const struct rk_param *param, const struct rk_placement *placement);
 /* Number of ranks of the split axis that hold the same part. */
 int32_t rk_param_num_copies(const struct rk_param *param, const struct rk_mesh *mesh);
-/* The first of them: the rank of the split axis whose copy of `part` counts. */
+/* The first rank that holds `part`: the rank of the split axis whose copy counts. */
 int32_t rk_param_first_rank(const struct rk_param *param, const struct rk_mesh *mesh, int32_t part);
 
 static inline int64_t rk_param_num_elements(const struct rk_param *param)

@@ -15,7 +15,7 @@ RK_BEGIN_DECLS
 
 #define RK_PLUGIN_ABI 2 /* of struct rk_plugin itself */
 
-/* Static storage of the plug-in. */
+/* What a plug-in adds; in static storage of the plug-in. */
 struct rk_plugin {
     uint32_t abi;                       /* RK_PLUGIN_ABI */
     const char *interface;              /* RK_INTERFACE: fingerprint of the headers that it was compiled

@@ -51,8 +51,8 @@ struct rk_reshard_part {
     int64_t source_param; /* row of the source's table */
     bool is_counted;      /* this rank is the counted one of the ranks that hold this part of the source */
     int32_t num_copies;   /* ranks that hold one part of the destination: equal for all parts */
-    int32_t
-        copy; /* index of this rank among those that hold its part of the destination; -1: it holds none */
+    int32_t copy; /* index of this rank among the ranks that hold its part of the destination; -1: it holds
+                   * none */
 };
 
 /* The moves of a rank. All ranks execute the rounds in order: in each round a rank sends and receives at most
@@ -75,7 +75,7 @@ struct rk_reshard_plan {
 
 /* Every element of the destination is covered by exactly one move. An element that a rank holds on both sides
  * is copied from its own memory; other elements are sent by the copy whose rank has the least to send so far.
- * The order is that of the destination's table, so the first layers arrive first.
+ * Moves are in the order of the destination's table, so the first layers arrive first.
  *
  * INVALID_ARGUMENT names the first tensor that one of the sides lacks, or that has another shape there. Free
  * with rk_reshard_plan_destroy. */
@@ -108,7 +108,7 @@ struct rk_reshard_args {
     size_t struct_size;
     const struct rk_reshard_link *link;
     struct rk_model *source, *destination; /* of this rank; NULL if it is not in that mesh */
-    struct rk_stream *stream;              /* that of the models */
+    struct rk_stream *stream;              /* stream of the models */
     void *scratch;                         /* RK_AGREE_BYTES on the device */
     int64_t bucket_bytes;
     const struct rk_engine_hooks *hooks; /* may be NULL; the phase is "update_weights" */

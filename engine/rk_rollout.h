@@ -44,7 +44,7 @@ struct rk_rollout_result {
     int32_t *tokens;  /* [max_tokens] of the request, caller's memory */
     float *log_probs; /* [max_tokens], under the distribution that was sampled */
     int32_t num_tokens;
-    /* From the start of the call until the first and the last of them were known. */
+    /* Time from the start of the call until the first and the last token were known. */
     int64_t first_token_ns, last_token_ns;
     rk_finish_reason_t finish_reason;
     /* [prompt_len + max_tokens of the request, num_layers, num_experts_per_tok] (rk_model_get_routes),

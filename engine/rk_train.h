@@ -29,8 +29,8 @@ typedef enum rk_lr_style {
  * not overlap the backward pass, takes longer. */
 #define RK_BUCKET_ELEMENTS ((int64_t)40000000)
 
-/* Read from the options of init_model (base/config/knobs.def), complete and checked: the number of warm-up
- * steps is given or computed from the ratio; the number of decay steps defaults to that of the run. */
+/* Options of init_model (base/config/knobs.def), complete and checked: the number of warm-up steps is given
+ * or computed from the ratio; the number of decay steps defaults to the number of steps of the run. */
 struct rk_optim_config {
     RK_OPTIM_KNOBS(RK_KNOB_FIELD, , , )
     /* Row of the optimizer table. NULL: gradients only, without masters, state and steps (benchmarks,
@@ -88,8 +88,7 @@ struct rk_train_micro {
 struct rk_status *rk_train_micro_batch(struct rk_model *model,
                                        const struct rk_train_micro *micro) RK_NODISCARD;
 
-/* The micro-batches of a step, or some of them: the same number on all ranks, with the same sizes within a
- * replica. */
+/* All or some micro-batches of a step: the same number on all ranks, with the same sizes within a replica. */
 struct rk_train_work {
     int64_t count;
     bool is_last; /* only rk_train_step follows; is_last of the micro-batches is ignored */

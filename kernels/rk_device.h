@@ -105,7 +105,7 @@ void rk_device_host_free(struct rk_device *device, void *ptr); /* NULL is a no-o
  * backend has no ranges. */
 struct rk_status *rk_device_reserve(struct rk_device *device, void **out, size_t bytes,
                                     const char *what) RK_NODISCARD;
-/* Allocates zeroed memory for the whole range; no-op if committed. Errors: those of rk_device_alloc. */
+/* Allocates zeroed memory for the whole range; no-op if committed. Errors as of rk_device_alloc. */
 struct rk_status *rk_device_commit(struct rk_device *device, void *range) RK_NODISCARD;
 /* Frees the memory; no-op if not committed. All streams must have completed its uses. */
 struct rk_status *rk_device_release(struct rk_device *device, void *range) RK_NODISCARD;

@@ -110,7 +110,7 @@ struct rk_moe_count_args {
     rk_tensor_t segments; /* I32 [T], each < S; below 0: padding, which is not counted */
 };
 
-/* Columns of rk_moe_balance_args.sums after those of the experts. */
+/* Columns of rk_moe_balance_args.sums behind the columns of the experts. */
 enum { RK_ROUTER_TOKENS, RK_ROUTER_ENTROPY, RK_ROUTER_BALANCE, RK_ROUTER_Z, RK_NUM_ROUTER_SUMS };
 
 /* Sums over the tokens of a router, and the gradients of losses on its scores. With s the scores of moe_route
@@ -371,7 +371,7 @@ struct rk_rows_args {
     rk_tensor_t out, x; /* 2-d, same row length and dtype */
     rk_tensor_t index;  /* I32 [number of rows moved] */
     bool has_gaps;      /* index -1 means none: gather writes zeros, scatter skips the row */
-    rk_tensor_t count;  /* none, or I32 [1]: the number of rows moved, at most that of index */
+    rk_tensor_t count;  /* none, or I32 [1]: the number of rows moved, at most the length of index */
 };
 
 /* y = alpha * x + beta * y; dtypes may differ; beta 0 does not read y (a cast). */
@@ -407,7 +407,7 @@ struct rk_copy_2d_args {
 struct rk_fingerprint_args {
     rk_tensor_t out;           /* I64 [1] */
     rk_tensor_t x;             /* [rows, cols] */
-    rk_dtype_t dtype;          /* a float type; if that of x, no rounding */
+    rk_dtype_t dtype;          /* a float type; no rounding if it is x's */
     uint64_t first, row_pitch; /* element indices: of x[0][0], and from one row to the next */
 };
 

@@ -64,7 +64,8 @@ struct rk_vocab_gather_merge_args {
 
 /* Upstream gradients of the log-probs at these ids. Gradients of equal ids in a row are added. */
 struct rk_vocab_gather_grads {
-    rk_tensor_t ids;        /* I32 [T, K] as in the forward pass, or none: then the others are none too */
+    rk_tensor_t ids;        /* I32 [T, K] as in the forward pass, or none: then the other members are none
+                             * too */
     rk_tensor_t log_probs;  /* stat [T, K] of the forward pass */
     rk_tensor_t dlog_probs; /* stat [T, K]; not read if there is no id */
     rk_tensor_t dsum;       /* stat [T]: sum of dlog_probs over the ids */

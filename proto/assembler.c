@@ -111,7 +111,7 @@ struct rk_status *rk_assembler_accept(struct rk_assembler *assembler, const stru
                               assembler->num_tensors);
     tensor = &assembler->tensors[chunk->tensor];
     RK_ASSERT(tensor->received <= tensor->byte_size);
-    /* Empty chunks are refused: a stream of them would never end. */
+    /* Empty chunks are refused: a stream of empty chunks would never end. */
     if (data_bytes == 0)
         return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "tensor '%s': empty chunk at offset %" PRIu64,
                               tensor->name, chunk->offset);

@@ -10,7 +10,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Sets in the order of their rows: the rows of a set are one run of the table, which begins after those of
+/* Sets in the order of their rows: the rows of a set are one run of the table, which begins after the rows of
  * all sets before it. Counting rows gives constant expressions, so that the tables need no initialisation. */
 enum column_set {
     COLUMNS_none,
@@ -198,7 +198,8 @@ int64_t rk_method_aliases(const char **out, const struct rk_method *method)
     return count;
 }
 
-/* The method of that name; of an alias the one that the role has. *all_roles: those that have one. */
+/* The method of that name; for an alias the method that the role has. *all_roles: roles with such a method.
+ */
 static const struct rk_method *resolve(const char *name, uint32_t role, uint32_t *all_roles)
 {
     const struct rk_method *row = rk_method_find(name);

@@ -102,8 +102,8 @@ static void set_nonblocking(int fd)
     (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
-/* ours: the ends of the driver; theirs: those of the program and its watcher. The program's input is a
- * socket, so that writing to one that is closed is an error and no signal. */
+/* ours: the driver's ends; theirs: the ends of the program and its watcher. The program's input is a socket,
+ * so that writing to one that is closed is an error and no signal. */
 static bool open_ends(int *ours, int *theirs)
 {
     int pair[2];

@@ -33,7 +33,7 @@ struct rk_adv_in {
     const float *reward_baselines;   /* [B] */
     const float *old_log_probs;      /* [B, R] */
     const float *sum_pi_squared;     /* [B, R]: sum over the vocabulary of pi^2 */
-    const float *rollout_is_weights; /* [B, R]; NULL: 1. Optional for those that need sum_pi_squared */
+    const float *rollout_is_weights; /* [B, R]; NULL: 1. Optional for estimators that need sum_pi_squared */
     int64_t num_reward_keys;
     const double *const *key_rewards; /* [num_reward_keys][B]; read for rows that take part */
     const double *reward_weights;     /* [num_reward_keys] */
@@ -41,7 +41,7 @@ struct rk_adv_in {
         *group_mask; /* [B, R]: a row without a mark takes no part in its group; NULL: response_mask */
 };
 
-/* returns are 0 outside the mask only for estimators whose returns are their advantages. Those of gae
+/* returns are 0 outside the mask only for estimators whose returns are their advantages. The returns of gae
  * continue outside the mask: read them together with the mask. */
 struct rk_adv_out {
     float *advantages, *returns; /* [B, R] */
@@ -97,7 +97,7 @@ struct rk_kl_reward_in {
 struct rk_status *rk_kl_reward_apply(float *rewards, double *current_kl,
                                      const struct rk_kl_reward_in *in) RK_NODISCARD;
 
-/* Controller of that kl_coef. Adaptive (Ziegler et al., arXiv:1909.08593): after each batch
+/* Controller of kl_coef. Adaptive (Ziegler et al., arXiv:1909.08593): after each batch
  *
  *   kl_coef *= 1 + clamp(current_kl / target_kl - 1, -0.2, 0.2) * num_rows / horizon
  *

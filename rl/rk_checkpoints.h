@@ -57,9 +57,9 @@ struct rk_checkpoints {
     bool is_async;                       /* actor.checkpoint.async_save */
     const struct rk_json *save_contents; /* borrowed from the job */
     struct rk_json *load_contents;
-    const char *parts[RK_LIMIT_ROLES + 2]; /* the parts of a step: those of the roles that train, and the
+    const char *parts[RK_LIMIT_ROLES + 2]; /* the parts of a step: one for each role that trains, and the
                                             * driver's; ends with NULL */
-    const char *roles[RK_LIMIT_ROLES + 1]; /* the first of them */
+    const char *roles[RK_LIMIT_ROLES + 1]; /* the roles that train: the first parts */
     int lock;                              /* -1: not held */
     struct rk_json *identity;              /* of this run, with its run_dir */
     char *resume_path;                     /* DIR/global_step_<N>; NULL: from the beginning */

@@ -17,7 +17,7 @@
 struct rk_estimate {
     int64_t num_layers;
     double layer;                             /* GEMMs and causal attention of one layer without experts */
-    double sparse_layer;                      /* of one with experts: those that a token goes to */
+    double sparse_layer;                      /* of a layer with experts: only experts that a token goes to */
     double head;                              /* logits */
     double attention;                         /* part of both kinds of layers, divided by seqlen */
     bool is_sparse[RK_ESTIMATE_LAYERS_MAX];   /* [num_layers] */
@@ -33,8 +33,7 @@ double rk_estimate_linear_cost(const struct rk_json *hf_config);
 int64_t rk_estimate_num_experts(const struct rk_json *hf_config);
 /* Whether any layer has experts: a model of a family with experts may leave all its layers dense. */
 bool rk_estimate_has_experts(const struct rk_json *hf_config);
-/* Parameters of the model without norms and biases, those of all experts included; 0 when sizes are missing.
- */
+/* Parameters of the model without norms and biases, with all experts; 0 when sizes are missing. */
 double rk_estimate_num_params(const struct rk_json *hf_config);
 /* Estimate of a model, from its config.json, for sequences of seqlen tokens, over which attention is
  * averaged. False when the configuration (which may be NULL) lacks the sizes. */

@@ -1,6 +1,6 @@
 /* Kinds of jobs (algorithm.type): a row each, over one of the two kinds of data (docs/flows.md). Everything
  * that depends on the kind is in its row; state of only one kind of data is a separate part of the inputs and
- * of the context (flows_internal.h), which other kinds cannot read. */
+ * of the context (rk_flows.h), which other kinds cannot read. */
 #ifndef RK_FLOW_H
 #define RK_FLOW_H
 
@@ -31,11 +31,11 @@ struct rk_flow_data {
     const char *longest;   /* keys that bound the tokens of a sequence */
     /* Key of the number of rows of one optimizer step of the actor. */
     const char *step_rows_key;
-    const struct rk_job_rule *rules; /* besides those of every job; ends with a row without a name */
+    const struct rk_job_rule *rules; /* besides the rules of every job; ends with a row without a name */
 
     int64_t (*num_sequences)(const struct rk_config *job);   /* of a row */
     int64_t (*max_tokens)(const struct rk_config *job);      /* of a sequence */
-    int64_t (*max_loss_tokens)(const struct rk_config *job); /* of those, with a loss */
+    int64_t (*max_loss_tokens)(const struct rk_config *job); /* tokens of a sequence with a loss */
     /* Rows of one optimizer step of a role that trains. */
     int64_t (*step_rows)(const struct rk_config *job, uint32_t role);
 
@@ -68,8 +68,8 @@ struct rk_flow {
     const char *name; /* algorithm.type that selects it */
     const struct rk_flow_data *data;
     int32_t group_size;      /* sequences that stay in one micro-batch: 1, or the 2 of a pair */
-    uint32_t roles;          /* RK_ROLE_*: those of every job */
-    uint32_t optional_roles; /* those that keys of a job enable (job_roles.c) */
+    uint32_t roles;          /* RK_ROLE_*: roles of every job */
+    uint32_t optional_roles; /* roles that keys of a job enable (job_roles.c) */
     uint32_t training_roles; /* of these, the ones that validation does not need */
     const struct rk_flow_step *const *steps; /* of one step of training, in their order; ends with NULL */
     const struct rk_flow_step *validate;     /* the step that evaluates the current model */

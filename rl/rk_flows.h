@@ -111,7 +111,7 @@ struct rk_flow_context {
     /* the data's own part, by the row of the flow */
     union {
         struct rk_prompt_state prompts;
-    } of; /* by rk_flow_prompt_state, which asserts it */
+    } of; /* read by rk_flow_prompt_state, which asserts the kind */
 };
 
 /* Adds a note about the rows of an epoch that do not fill a batch to rk_flow_rows_json's object. */
@@ -125,12 +125,12 @@ struct rk_status *rk_flow_context_init(struct rk_flow_context *ctx, const struct
                                        const struct rk_flow_inputs *inputs, struct rk_driver *driver,
                                        const struct rk_flow_sink *sink) RK_NODISCARD;
 void rk_flow_context_fini(struct rk_flow_context *ctx);
-/* Plans the memory of the roles before any of them allocates memory or reads weights: calls the sink's
+/* Plans the memory of all roles before any role allocates memory or reads weights: calls the sink's
  * on_memory_sum, also when they do not fit. The meshes are configured. */
 struct rk_status *rk_flow_sum_memory(struct rk_flow_context *ctx) RK_NODISCARD;
 /* --- dry runs (flow_dry_run.c): one daemon acts as each distinct rank of the world --- */
 /* Calls init_model, with plan_only in its options, as every rank of the role: plans[num_workers], to be
- * freed, NULL of one outside its mesh. Ranks whose coordinates differ in dp and cp only have equal plans,
+ * freed, NULL for a rank outside its mesh. Ranks whose coordinates differ in dp and cp only have equal plans,
  * unless the rollout has a separate mesh, and are queried once. Steals the options. */
 struct rk_status *rk_flow_dry_memory_plans(struct rk_flow_context *ctx, const char *role,
                                            struct rk_json *options, struct rk_json **plans) RK_NODISCARD;
@@ -180,10 +180,10 @@ struct rk_status *rk_flow_call(struct rk_flow_context *ctx, const char *role, co
                                const struct rk_plan *plan, struct rk_driver_result *result) RK_NODISCARD;
 
 /* --- profiles of steps (flow_profile.c) --- */
-/* Before and after a step; no-ops for a step that trainer.profile_steps does not list. */
+/* Begin and end of a profiled step; no-ops for a step that trainer.profile_steps does not list. */
 struct rk_status *rk_flow_profile_begin(struct rk_flow_context *ctx) RK_NODISCARD;
 struct rk_status *rk_flow_profile_end(struct rk_flow_context *ctx) RK_NODISCARD;
-/* A part of the step that began then ends now. `name` is a literal. */
+/* Notes that a part of the step, begun at begin_ns, ends now. `name` is a literal. */
 void rk_flow_profile_part(struct rk_flow_context *ctx, const char *name, int64_t begin_ns);
 void rk_flow_profile_fini(struct rk_flow_context *ctx);
 

@@ -129,9 +129,9 @@ struct rk_status *rk_flow_check_model_dir(const char *path) RK_NODISCARD;
  * must be released after a failure too. */
 struct rk_status *rk_flow_model_dir_open(struct rk_flow_model_dir *out, const char *path) RK_NODISCARD;
 void rk_flow_model_dir_fini(struct rk_flow_model_dir *dir);
-/* Checks that config.json is of a family that there is and of a model for sequences as long as the job's,
- * that the pipeline of the role can divide its layers, and the rollout the experts, and that a model without
- * experts has no keys of them; NULL, or a role that the job does not need: no error. */
+/* Checks a config.json: the family exists; the model takes sequences as long as the job's; the pipeline of
+ * the role can divide the layers, and the rollout the experts; a model without experts has no keys of
+ * experts. No error for NULL, or for a role that the job does not need. */
 struct rk_status *rk_flow_check_model(const struct rk_config *job, uint32_t role,
                                       const struct rk_json *config) RK_NODISCARD;
 /* rk_flow_check_model for all models of a job that are on this machine. */

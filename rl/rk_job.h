@@ -51,8 +51,8 @@ struct rk_status *rk_job_load(struct rk_config **out, const char *path, const ch
 struct rk_job_source {
     const char *path, *text; /* a file, or JSON text; both NULL: none */
     const char *name;        /* of the text, for messages */
-    bool is_verl_sft;        /* verl's defaults of its SFT trainer come before those of job_keys.def; a job
-                              * that has its sections gets them without this */
+    bool is_verl_sft;        /* the defaults of verl's SFT trainer precede the defaults of job_keys.def; a job
+                              * with the sections of that trainer gets them without this */
     const char *const *overrides;
     int64_t num_overrides;
     /* Callback as in struct rk_config_source. */
@@ -68,7 +68,7 @@ struct rk_status *rk_job_check(const struct rk_config *job, int32_t world_size) 
  * become absolute; outputs are relative to the working directory.
  * The caller frees it. */
 struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *dir);
-/* Keys whose value in verl's whole default configuration differs from that of an empty job
+/* Keys whose value in verl's whole default configuration differs from the value of an empty job
  * (verl_defaults.def). */
 struct rk_verl_default {
     const char *path, *value; /* verl's, as JSON without blanks */
@@ -92,7 +92,7 @@ int64_t rk_job_overlong_max_len(const struct rk_config *job);
 char *rk_job_resolve_python(const char *path, const char *dir);
 /* Paths of the reward in a whole job; relative ones are relative to `dir`. */
 void rk_job_reward_make_absolute(struct rk_json *tree, const char *dir);
-/* The rule "paths": of new files, whose names a file system does not take or terminals interpret. */
+/* The rule "paths": names of new files that no file system takes, or that terminals interpret. */
 void rk_job_paths_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 /* The rule "reward". */
 void rk_job_reward_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
@@ -108,8 +108,8 @@ struct rk_rollout_correction_keys rk_job_rollout_correction_keys(const struct rk
 struct rk_rollout_correction rk_job_rollout_correction(const struct rk_config *job);
 /* The options of update_actor with bypass_mode: the loss and its options. */
 void rk_job_set_bypass(struct rk_json *options, const struct rk_config *job);
-/* Whether the rollout's log-probs have the bits of those of a pass of the policy. numerics: that of the run,
- * or the key's value where the device is not known yet. */
+/* Whether the rollout's log-probs have the same bits as log-probs of a pass of the policy. numerics: the
+ * run's, or the key's value where the device is not known yet. */
 bool rk_job_log_probs_are_equal(const struct rk_config *job, const char *numerics);
 /* Whether old_log_probs are the rollout's, without a pass of the policy. */
 bool rk_job_takes_rollout_log_probs(const struct rk_config *job, const char *numerics);
@@ -118,8 +118,8 @@ void rk_job_rollout_correction_check(const struct rk_config *job, int32_t world_
                                      struct rk_str *problems);
 void rk_job_old_log_prob_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 /* --- router replay (job_router_replay.c) --- */
-/* Whether compute_log_prob returns the experts that it chooses (R2), the rollout returns those that it chose,
- * and update_actor is given experts. */
+/* Whether compute_log_prob returns the experts that it chooses (R2), whether the rollout returns the experts
+ * that it chose, and whether update_actor is given experts. */
 bool rk_job_records_routes(const struct rk_config *job);
 bool rk_job_captures_routes(const struct rk_config *job);
 bool rk_job_replays_routes(const struct rk_config *job);
@@ -144,14 +144,14 @@ void rk_job_group_keys(int64_t group, void (*each)(void *user, const struct rk_c
 /* All groups with the keys' types, defaults and help. */
 void rk_job_format_keys(struct rk_str *out);
 
-/* One rule about keys. Appends a line to `problems` for each violation. Exposed for the tests: each has its
- * own. */
+/* One rule about keys. Appends a line to `problems` for each violation. Exposed because each rule has a test
+ * of its own. */
 struct rk_job_rule {
     const char *name;
     void (*check)(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
     bool needs_world; /* not checked while the number of daemons is unknown */
 };
-/* The rules of every job, and those of jobs with that kind of data (flows/flow_internal.h); each list ends
+/* The rules of every job, and the rules of jobs with that kind of data (struct rk_flow_data); each list ends
  * with a row without a name. */
 const struct rk_job_rule *rk_job_rules(void);
 extern const struct rk_job_rule rk_job_prompt_rules[], rk_job_example_rules[];
@@ -160,7 +160,7 @@ extern const struct rk_job_rule rk_job_prompt_rules[], rk_job_example_rules[];
 void rk_job_refuse_keys(const struct rk_config *job, const char *const *keys, const char *instead,
                         struct rk_str *problems);
 
-/* The rows of base/config/knobs.def as options: those of a group that the job does not leave null. */
+/* The rows of base/config/knobs.def as options: the keys of a group that the job does not leave null. */
 typedef enum rk_job_knobs {
     RK_JOB_KNOBS_LOSS,
     RK_JOB_KNOBS_DPO,
@@ -216,7 +216,7 @@ bool rk_job_moves_weights(const struct rk_config *job);
 /* --- meshes (job_mesh.c): the daemons of a role --- */
 /* Size of tp, cp, pp, ep or etp from the keys; unset ones of a role take the actor's value. etp 0: tp. */
 int32_t rk_job_role_size(const struct rk_config *job, uint32_t role, rk_axis_t axis);
-/* Its key below the section of a role. */
+/* Key of an axis below the section of a role. */
 const char *rk_job_axis_key(rk_axis_t axis);
 /* Ranks that divide the width of every expert of the role. */
 int32_t rk_job_etp(const struct rk_config *job, uint32_t role);
@@ -251,16 +251,16 @@ struct rk_job_pipeline rk_job_pipeline(const struct rk_config *job, uint32_t rol
 int32_t rk_job_micro_multiple(const struct rk_config *job, uint32_t role);
 /* The options of init_model for the division of its passes (RK_LAYOUT_KNOBS). */
 void rk_job_set_layout(struct rk_json *options, const struct rk_config *job, uint32_t role);
-/* INVALID_ARGUMENT when so many layers cannot be divided like that: the keys, and the nearest valid division.
- */
+/* INVALID_ARGUMENT when the role's pipeline cannot divide num_layers: names the keys and the nearest valid
+ * division. */
 struct rk_status *rk_job_check_layers(const struct rk_config *job, uint32_t role,
                                       int64_t num_layers) RK_NODISCARD;
 /* INVALID_ARGUMENT when the rollout divides experts over ranks, and there are none or their number is not
  * divisible. */
 struct rk_status *rk_job_check_rollout_experts(const struct rk_config *job, int64_t num_experts) RK_NODISCARD;
-/* job_expert_keys.c: INVALID_ARGUMENT when a role of a model without layers of experts has a key of them of
- * its own. Such a model does not use values that the role takes from the actor. Warns of keys of the exchange
- * of a role whose ranks have all experts. */
+/* job_expert_keys.c: INVALID_ARGUMENT when a role whose model has no layers of experts sets a key of experts
+ * itself. Values that the role takes from the actor have no effect on such a model. Warns of keys of the
+ * exchange if every rank of the role has all experts. */
 struct rk_status *rk_job_check_expert_keys(const struct rk_config *job, uint32_t role, bool has_experts,
                                            const char *model_type) RK_NODISCARD;
 /* The rules "world" and "pipeline" (job_mesh_rules.c). */
@@ -281,7 +281,7 @@ struct rk_status *rk_job_meshes_create(struct rk_job_meshes *out, const struct r
 void rk_job_meshes_fini(struct rk_job_meshes *meshes); /* zeroed ones too */
 /* NULL when the job does not need the role. Borrowed. */
 const struct rk_mesh *rk_job_meshes_find(const struct rk_job_meshes *meshes, uint32_t role);
-/* rk_driver_configure with them. */
+/* Calls rk_driver_configure with the meshes. */
 struct rk_status *rk_job_meshes_configure(const struct rk_job_meshes *meshes,
                                           struct rk_driver *driver) RK_NODISCARD;
 
@@ -322,7 +322,7 @@ struct rk_job_micro {
     int64_t micro_batch_rows; /* of a replica; 0 when not given */
 };
 struct rk_job_micro rk_job_actor_micro(const struct rk_config *job);
-/* section: RK_JOB_ROLLOUT, RK_JOB_REF or that of a teacher; unset keys take the actor's value. */
+/* section: RK_JOB_ROLLOUT, RK_JOB_REF or the section of a teacher; unset keys take the actor's value. */
 struct rk_job_micro rk_job_log_prob_micro(const struct rk_config *job, const char *section);
 /* --- the critic (job_critic.c); unset keys take the actor's value --- */
 bool rk_job_wants_critic(const struct rk_config *job);

@@ -15,7 +15,7 @@ struct rk_jsonl_line {
 };
 
 /* Reads the lines that end with a newline, one after the other, until on_line returns false; a missing file
- * has none. INVALID_ARGUMENT "PATH:LINE: ..." for one that is not JSON. */
+ * has no lines. INVALID_ARGUMENT "PATH:LINE: ..." for a line that is not JSON. */
 struct rk_status *rk_jsonl_read(const char *path,
                                 bool (*on_line)(void *user, const struct rk_jsonl_line *line),
                                 void *user) RK_NODISCARD;

@@ -80,7 +80,8 @@ const char *rk_logger_advice(const char *name);
 /* --- all loggers of a run --- */
 struct rk_loggers;
 
-/* Opens report.html and those that trainer.logger names, which the rules of a job have checked. */
+/* Opens report.html and the loggers that trainer.logger names; the rules of the job have checked the names.
+ */
 struct rk_status *rk_loggers_create(struct rk_loggers **out,
                                     const struct rk_logger_config *config) RK_NODISCARD;
 void rk_loggers_destroy(struct rk_loggers *loggers); /* NULL is a no-op, here and below */

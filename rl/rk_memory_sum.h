@@ -16,25 +16,24 @@ struct rk_memory_sum {
     int64_t num_roles; /* planned so far, in the order in which they will be built */
     struct {
         const struct rk_job_role *role;
-        struct rk_json
-            *plans; /* owned; array: the answer of each rank, null of one outside the role's mesh */
+        struct rk_json *plans; /* owned; array: each rank's answer, null for a rank outside the role's mesh */
     } roles[RK_LIMIT_ROLES];
 };
 
 void rk_memory_sum_init(struct rk_memory_sum *sum, int32_t num_ranks);
 void rk_memory_sum_fini(struct rk_memory_sum *sum);
-/* The plans of the next role: metas[num_metas] of its ranks, each with its rank. INTERNAL when
- * one lacks a required value. */
+/* Adds the plans of the next role: metas[num_metas], each with the number of its rank. INTERNAL when a plan
+ * lacks a required value. */
 struct rk_status *rk_memory_sum_add(struct rk_memory_sum *sum, const struct rk_job_role *role,
                                     const struct rk_json *const *metas, int32_t num_metas) RK_NODISCARD;
 /* The option plan_room of the role that is planned next; null before the first. */
 struct rk_json *rk_memory_sum_room(const struct rk_memory_sum *sum);
 /* NULL when all roles fit on all ranks; else RESOURCE_EXHAUSTED, reason DEVICE_OOM, which names the first
- * role with which they do not, the largest role, and the keys that make them smaller. */
+ * role that does not fit, the largest role, and the keys that make them smaller. */
 struct rk_status *rk_memory_sum_check(const struct rk_memory_sum *sum) RK_NODISCARD;
-/* The status of a role that could not be planned in the room that the roles before leave
- * (RESOURCE_EXHAUSTED), or, when one of those does not fit itself, the status of rk_memory_sum_check. Steals
- * st. */
+/* The status of a role that could not be planned in the room that the roles before it leave
+ * (RESOURCE_EXHAUSTED); if one of the roles before it does not fit itself, the status of rk_memory_sum_check.
+ * Steals st. */
 struct rk_status *rk_memory_sum_refuse(const struct rk_memory_sum *sum, const struct rk_job_role *role,
                                        struct rk_status *st) RK_NODISCARD;
 /* The rank with the least memory left; of several, the first. */

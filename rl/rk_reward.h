@@ -80,7 +80,7 @@ struct rk_reward_ops {
     void (*destroy)(void *state); /* optional */
     /* Refuses an item that this reward cannot score, such as one without ground truth. Optional. */
     struct rk_status *(*check)(const void *state, const struct rk_reward_item *item);
-    /* One of the two. Results are zero before. */
+    /* Either this or the next member is set. Results are zero before. */
     void (*score_item)(void *state, const struct rk_reward_item *item, struct rk_reward_result *result);
     /* A status ends the run; an item that fails has its own outcome. CANCELLED soon after the watch reports
      * an interrupt.
@@ -106,7 +106,7 @@ struct rk_status *rk_reward_score(struct rk_reward *reward, const struct rk_rewa
                                   const struct rk_reward_watch *watch) RK_NODISCARD;
 /* The ground truth with its JSON type; null when the item has none. The caller frees it. */
 struct rk_json *rk_reward_truth(const struct rk_reward_item *item);
-/* Rewards of tokens are F32. */
+/* Whether F32 can hold the score: rewards of tokens are F32. */
 bool rk_reward_is_in_range(double score);
 void rk_reward_results_fini(struct rk_reward_result *results, int64_t count);
 const char *rk_reward_outcome_name(rk_reward_outcome_t outcome); /* "timeout" */

@@ -25,7 +25,7 @@ struct rk_run_dir {
     char *path;                       /* absolute */
     FILE *metrics;                    /* metrics.jsonl */
     const struct rk_run_curve *curve; /* NULL: no step so far */
-    int64_t num_steps, capacity;      /* steps that have a value of it */
+    int64_t num_steps, capacity;      /* steps with a value of the curve */
     double *values;                   /* of these */
 };
 

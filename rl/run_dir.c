@@ -310,7 +310,7 @@ double rk_run_dir_mean(const struct rk_run_dir *run, bool is_last, int64_t count
     return count > 0 ? sum / (double)count : 0.0;
 }
 
-/* reward_first_3 */
+/* The key is reward_first_3, for example. */
 static void set_mean(struct rk_json *summary, const struct rk_run_dir *run, const char *what, double mean)
 {
     char *key = rk_format("%s_%s", run->curve ? run->curve->name : curves[0].name, what);

@@ -46,8 +46,8 @@ int32_t rk_tokenizer_find_token(const struct rk_tokenizer *tokenizer, const char
 int64_t rk_tokenizer_vocab_size(const struct rk_tokenizer *tokenizer);                    /* largest id + 1 */
 
 /* The special tokens that tokenizer_config.json and special_tokens_map.json of a directory name: an object
- * from "eos_token", "bos_token", ... to their texts, and "additional_special_tokens", a list of the others.
- * It has no names without these files. */
+ * from "eos_token", "bos_token", ... to their texts, with "additional_special_tokens", a list of further
+ * tokens. Without these files the object is empty. */
 struct rk_status *rk_special_tokens_read_dir(struct rk_json **out, const char *dir) RK_NODISCARD;
 
 RK_END_DECLS

@@ -3,6 +3,7 @@
 #   - relative links of every page refer to an existing file;
 #   - README.md links to every page of docs/;
 #   - sources that pages of docs/ name by path exist, and identifiers of rankd are used in the sources;
+#   - internal headers that pages and comments name exist;
 #   - every script has its run bit, as pages call them;
 #   - pages call pip only in a virtual environment, because Debian's refuses to install outside of one;
 #   - every RPC of the .proto files is served (a row of proto/rpcs.def), or the line above it says UNIMPLEMENTED;
@@ -58,9 +59,16 @@ known=$(mktemp)
 find base proto kernels engine dispatch worker daemon text driver rl cmd clients examples bench tests \
     \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.def' -o -name '*.py' \) -exec cat {} + |
     grep -oE '\b(rk|RK)_[A-Za-z0-9_]+' | sort -u >"$known"
-code_words '\b(rk|RK)_[A-Za-z0-9_]*[A-Za-z0-9]\b' | while read -r page name; do
-    grep -qxF "$name" "$known" || echo "$page: names $name, which no source has"
-done >>"$problems"
+code_words '\b(rk|RK)_[A-Za-z0-9_]*[A-Za-z0-9]\b' |
+    awk 'NR == FNR { known[$0]; next } !($2 in known) { print $1 ": names " $2 ", which no source has" }' "$known" - >>"$problems"
+
+# Internal headers, by their names alone.
+find base proto kernels engine dispatch worker daemon text driver rl cmd bench tests -name '*_internal.h' |
+    sed 's|.*/||' >"$known"
+grep -rnoE '[a-z][a-z0-9_]*_internal\.h' docs CONTRIBUTING.md base proto kernels engine dispatch worker daemon text driver rl cmd \
+    --include='*.md' --include='*.[ch]' --include='*.cu' --include='*.cuh' --include='*.def' |
+    awk -F: 'NR == FNR { known[$0]; next } !($3 in known) { print $1 ":" $2 ": names " $3 ", which does not exist" }' "$known" - \
+        >>"$problems"
 rm -f "$known"
 
 # shellcheck disable=SC2086 # words

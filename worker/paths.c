@@ -58,7 +58,7 @@ static struct rk_status *split_root(const char **root, const char **rest, char *
     return outside(path, "not below one of ckpt.roots");
 }
 
-/* *fd becomes that of the component; -1 with RK_PATH_RESOLVE_PROBE when it is missing. */
+/* *fd becomes the descriptor of the component; -1 with RK_PATH_RESOLVE_PROBE when it is missing. */
 static struct rk_status *open_component(int *fd, const char *name, const char *path, uint32_t flags)
 {
     int next = openat(*fd, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);

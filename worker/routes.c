@@ -36,7 +36,7 @@ static bool is_zero(const uint16_t *routes, int64_t count)
     return true;
 }
 
-/* The id must be one of the model's experts and differ from those of the layer before it. */
+/* The id must be one of the model's experts and differ from the ids before it in the same layer. */
 static struct rk_status *check_id(const uint16_t *experts, int64_t k, int64_t num_experts)
 {
     if (experts[k] >= num_experts)

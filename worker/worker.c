@@ -39,7 +39,7 @@ struct rk_status *rk_worker_check_device(const char *device, const char *plugin)
     return rk_plugin_load(device, plugin);
 }
 
-/* Usually of a driver that has ended. */
+/* Ends a profile, usually of a driver that has ended. */
 static void end_profile(struct rk_worker *worker)
 {
     rk_trace_destroy(worker->trace);
@@ -364,7 +364,7 @@ static struct rk_worker *worker_new(const struct rk_worker_config *config)
     return worker;
 }
 
-/* After the threads have ended. */
+/* Frees the worker after its threads have ended. */
 static void worker_free(struct rk_worker *worker)
 {
     RK_ASSERT(worker->queue.count == 0);

@@ -60,7 +60,8 @@ struct rk_role {
 /* Source and destination of update_weights. Set when the world is configured. */
 struct rk_weight_update {
     struct rk_role *source, *destination; /* borrowed; NULL: no role with a mesh does that */
-    struct rk_reshard_link *link;         /* owned; NULL without one of them, or communicators */
+    struct rk_reshard_link *link;         /* owned; NULL without source, without destination or without
+                                           * communicators */
 };
 
 /* A job that waits. */
@@ -191,7 +192,7 @@ struct rk_method_call {
     struct rk_job_call *job;
     struct rk_arena *arena; /* host memory of the call */
     struct rk_engine_hooks hooks;
-    /* The ranks that take part; NULL: those of the role's mesh, or this one alone. */
+    /* The ranks that take part; NULL: the ranks of the role's mesh, or this rank alone. */
     struct rk_comm_group *group;
     /* Peers may wait in a collective for this rank: when the method fails here alone, the world must be
      * aborted. */
@@ -204,7 +205,7 @@ struct rk_status *rk_method_call_run(struct rk_worker *worker, struct rk_job_cal
 struct rk_status *rk_method_call_agree(struct rk_method_call *call, struct rk_status *st) RK_NODISCARD;
 /* rk_method_call_agree of methods that use collectives from here on: afterwards peers_wait is true. */
 struct rk_status *rk_method_call_begin(struct rk_method_call *call, struct rk_status *st) RK_NODISCARD;
-/* Collective: CANCELLED on all ranks of the mesh when one of them was cancelled. */
+/* Collective: CANCELLED on all ranks of the mesh when one rank was cancelled. */
 struct rk_status *rk_method_call_check_cancel(struct rk_method_call *call) RK_NODISCARD;
 void rk_method_call_progress(struct rk_method_call *call, const char *phase, uint64_t done, uint64_t total);
 /* This rank is the one of its replica whose metrics count. */
@@ -305,7 +306,8 @@ uint16_t *rk_route_record_at(const struct rk_route_record *record, int64_t m);
 struct rk_status *rk_route_record_end(struct rk_route_record *record, const struct rk_method_call *call,
                                       const struct rk_rows *rows, const struct rk_mini_batch *mini,
                                       uint16_t *column) RK_NODISCARD;
-/* Metrics of the collecting rank: routes/tokens, routes/layers (of all tokens), and those that differ. */
+/* Metrics of the collecting rank: routes/tokens and routes/layers count all, routes/other_tokens and
+ * routes/other_layers differences. */
 void rk_route_record_report(const struct rk_route_record *record, struct rk_job_call *job);
 
 /* --- plan_checks.c --- */

@@ -187,7 +187,7 @@ static void keep_role(struct rk_role *out, const struct rk_worker *worker, struc
     RK_INFO("role %s continues as the only replica, without its optimizer", out->name);
 }
 
-/* Drops the models that cannot be kept, and those that share their weights. */
+/* Drops the models that cannot be kept, and the models that share their weights. */
 static void drop_changed_models(struct rk_worker *worker, const struct rk_job_configure *job)
 {
     for (int32_t r = 0; r < worker->num_roles; r++) {
@@ -201,7 +201,7 @@ static void drop_changed_models(struct rk_worker *worker, const struct rk_job_co
     }
 }
 
-/* Replaces the list of roles by that of the job. */
+/* Replaces the list of roles by the job's. */
 static struct rk_status *adopt_roles(struct rk_worker *worker, const struct rk_job_configure *job)
 {
     struct rk_role roles[RK_LIMIT_ROLES] = {0};
@@ -244,7 +244,7 @@ static bool should_stop(void *user)
     return atomic_load(&worker->is_cancel_requested);
 }
 
-/* All ranks have the meshes of all roles, so all of them create the link. */
+/* All ranks have the meshes of all roles, so every rank creates the link. */
 static struct rk_status *link_weights(struct rk_worker *worker, struct rk_comm_world *world)
 {
     struct rk_weight_update *update = &worker->weight_update;

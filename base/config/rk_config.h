@@ -47,7 +47,7 @@ struct rk_config_key {
     const char *help; /* one line */
 };
 
-/* A key of another product that users may have in their files, or with `to` a value of it for a key of the
+/* A key of another product that users may have in their files. With `to`, its value goes to that key of the
  * table. The first row that matches path and value is used. */
 typedef enum rk_config_foreign_kind {
     RK_CONFIG_FOREIGN_SAME,    /* rankd always does this, or `to` has the value */
@@ -59,15 +59,15 @@ struct rk_config_foreign {
     const char *path; /* '*' matches anything except keys of the table */
     rk_config_foreign_kind_t kind;
     const char *values; /* "false|null|1.0|[]": strings without quotes, else JSON; "*": any */
-    const char *to;   /* "a.b": that key gets the value, "a.b=JSON": this one, unless it is given; "a.*" of a
-                       * path "b.*": the key has that name, and rows for it are applied; "a#.b" of a path
-                       * "c.*.d": # is empty for the first name that '*' stands for, _2 for the second, ...;
-                       * or NULL */
+    /* Where the value goes; NULL: nowhere. "a.b": to this key. "a.b=JSON": the key gets this value, unless it
+     * is given. "a.*", with path "b.*": b.NAME goes to a.NAME, and the rows for a.NAME apply. "a#.b", with
+     * path "c.*.d": # is "" for the first name that '*' stands for, "_2" for the second, ... */
+    const char *to;
     const char *text; /* one line: the effect; REFUSED: what to use instead */
 };
 
-/* Defaults of another product, where they differ and a file or command line has its form: they come before
- * the table's. Earlier presets come before later ones. */
+/* Defaults of another product that differ from the table's: they replace them if the file or command line has
+ * that product's form. Earlier presets precede later ones. */
 struct rk_config_preset {
     const char *when;   /* "a|b": one of these members is at the top; "a.b=x|y": that key has one of these
                          * values; NULL: always */

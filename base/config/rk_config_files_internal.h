@@ -41,7 +41,7 @@ void rk_config_view_problem(struct rk_config_loader *loader, const struct rk_con
 /* Applies the view to the contents of a file; __override__ and plain members have the same effect. */
 void rk_config_apply_view(struct rk_config_loader *loader, struct rk_json *value, const char *path,
                           const struct rk_config_view *view);
-/* Merges the chain's file, after those that it inherits from, over `value`. */
+/* Merges the chain's file over `value`, after the files that it inherits from. */
 void rk_config_merge_file(struct rk_config_resolver *resolver, struct rk_json *value, const char *path,
                           const struct rk_config_chain *chain);
 

@@ -1,4 +1,4 @@
-/* Keys of another product's configuration: those that describe rankd's behaviour are accepted, others are
+/* Keys of another product's configuration: keys that describe rankd's behaviour are accepted, others are
  * refused with an alternative. */
 #include "base/config/rk_config_internal.h"
 
@@ -124,7 +124,7 @@ static bool is_numbered(const struct rk_config_foreign *row)
     return row->to && strchr(row->to, '#');
 }
 
-/* The number of the name that '*' stands for, among those of its section so far. */
+/* The number of the name that '*' stands for, among the names of its section so far. */
 static int64_t number_of(struct rk_config_loader *loader, const struct rk_config_foreign *row,
                          const char *path)
 {

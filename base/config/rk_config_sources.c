@@ -187,7 +187,7 @@ static bool is_of_a_service(const char *words)
     return false;
 }
 
-/* `names` are those of the keys, in the table's order. */
+/* `names`: of the variables of the keys, in the table's order. */
 static void check_variable(struct rk_config_loader *loader, char *const *names, const char *name)
 {
     const struct rk_config_source *source = loader->source;

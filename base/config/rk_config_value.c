@@ -215,7 +215,7 @@ static struct rk_json *parse_dict(struct parser *parser)
     return dict;
 }
 
-/* NULL, or a part of it, with a problem. */
+/* With a problem the result is NULL, or a part of the value. */
 static struct rk_json *parse_element(struct parser *parser)
 {
     struct rk_json *json;

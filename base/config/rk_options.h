@@ -56,7 +56,7 @@ const char *rk_command_line_find(const struct rk_command_line *line, const char 
 
 /* "--name=VALUE", as --help and the manual show it; rk_free it. */
 char *rk_option_term(const struct rk_option *option);
-/* A line of --help for each option except those that are also in `shadowed` (NULL: none). */
+/* A line of --help for each option except the options that are also in `shadowed` (NULL: none). */
 void rk_options_format(struct rk_str *out, const struct rk_option *options, const struct rk_option *shadowed);
 
 RK_END_DECLS

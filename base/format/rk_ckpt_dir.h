@@ -37,7 +37,7 @@ RK_BEGIN_DECLS
 
 /* "DIR/global_step_20"; rk_free it. */
 char *rk_ckpt_step_dir(const char *dir, int64_t step);
-/* The step of "global_step_20", or of a path whose last component that is (a slash may follow). */
+/* The step in "global_step_20", or in a path that ends with such a component (a slash may follow). */
 bool rk_ckpt_step_parse(const char *path, int64_t *step);
 
 /* --- manifests --- */
@@ -75,7 +75,7 @@ struct rk_status *rk_ckpt_manifest_read(struct rk_ckpt_manifest *out, const char
 /* Lists a file that was written below `part_dir`: reads it for size and checksum. */
 struct rk_status *rk_ckpt_manifest_add_file(struct rk_ckpt_manifest *manifest, const char *part_dir,
                                             const char *name) RK_NODISCARD;
-/* Lists all files of the directory part_dir/sub_dir, without those of directories in it. */
+/* Lists all files of the directory part_dir/sub_dir, without the files of directories in it. */
 struct rk_status *rk_ckpt_manifest_add_files(struct rk_ckpt_manifest *manifest, const char *part_dir,
                                              const char *sub_dir) RK_NODISCARD;
 /* The text of the file, with the checksum; rk_free it. */

@@ -116,7 +116,7 @@ static const char *part_name(const char *part_dir)
     return name[0] == '\0' || name[0] == '.' ? NULL : name;
 }
 
-/* Makes the directory and those above it. */
+/* Makes the directory and the directories above it. */
 static struct rk_status *make_dirs(const char *path)
 {
     char *copy = rk_strdup(path);

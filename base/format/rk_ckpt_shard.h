@@ -37,7 +37,7 @@ struct rk_ckpt_piece {
     const struct rk_st_tensor *tensor;
     int32_t shard;                                    /* number of the file, from 0 in the order of names */
     int32_t rank;                                     /* 1 or 2 */
-    int64_t global_shape[RK_CKPT_DIMS];               /* those of a vector: {n, 1} */
+    int64_t global_shape[RK_CKPT_DIMS];               /* {n, 1} for a vector */
     int64_t begin[RK_CKPT_DIMS], shape[RK_CKPT_DIMS]; /* the box; their product is below 2^63 */
     int64_t first_run, num_runs;                      /* at least one */
 };

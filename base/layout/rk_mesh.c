@@ -70,7 +70,8 @@ static bool contains(const rk_axis_t *axes, int num, rk_axis_t axis)
     return false;
 }
 
-/* Lays one grid out: the order's axes of this grid first, then those it does not name, which have size 1. */
+/* Lays one grid out: first the axes of this grid that the order names, then the other axes, which have size
+ * 1. */
 static void lay_out(struct rk_mesh *mesh, rk_axis_t grid_order[4], int32_t stride[RK_AXIS_COUNT],
                     const rk_axis_t *order, int num)
 {

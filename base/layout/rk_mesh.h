@@ -61,8 +61,8 @@ bool rk_mesh_equal(const struct rk_mesh *a, const struct rk_mesh *b);
 /* Whether every rank has the same part of a model in both, and the same groups over tp, pp,
  * ep and etp. Replicas may differ in use: cp in one may be dp in the other. */
 bool rk_mesh_has_same_parts(const struct rk_mesh *a, const struct rk_mesh *b);
-/* Whether the ranks of every tp group are those of a group of ep: the tp ranks of a replica have different
- * experts, and together all of them. */
+/* Whether every tp group is a group of ep too: the tp ranks of a replica have different experts, and together
+ * all experts. */
 bool rk_mesh_ep_is_tp(const struct rk_mesh *mesh);
 
 /* The complete description, sizes filled in; `ranks` borrows from the mesh. */

@@ -128,9 +128,9 @@ bool rk_pipeline_send_to(const struct rk_pipeline_schedule *schedule, int32_t st
 
 /* ---- messages: rk_pipeline_messages.c ---- */
 
-/* A message that a stage sends or receives, together with all messages of the same before_step and after
- * those of earlier ones. It begins when the stage has computed the preceding step. Of the following steps
- * only `step`, if it receives the message, has to wait for its end. */
+/* A message that a stage sends or receives. Messages of the same before_step are exchanged together, after
+ * the messages of earlier ones. A message begins when the stage has computed the preceding step. If `step`
+ * receives it, that is the only later step that waits for its end. */
 struct rk_pipeline_message {
     int64_t
         before_step; /* index of the stage's step that it precedes; the number of steps: after the last one */

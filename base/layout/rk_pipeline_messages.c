@@ -35,7 +35,7 @@ static bool is_equal(struct rk_pipeline_step a, struct rk_pipeline_step b)
     return a.kind == b.kind && a.micro_batch == b.micro_batch && a.chunk == b.chunk;
 }
 
-/* When a stage has computed a step. */
+/* Time at which a stage has computed a step. */
 static double end_of(const struct rk_pipeline_timeline *timeline, int32_t stage, struct rk_pipeline_step step)
 {
     int64_t first = stage * timeline->num_steps, i = first;

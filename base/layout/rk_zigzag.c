@@ -27,7 +27,7 @@ struct rk_status *rk_zigzag_check(const struct rk_zigzag *cut)
     return NULL;
 }
 
-/* C of a sequence. */
+/* Chunk length C of a sequence. */
 static int32_t chunk_tokens(const struct rk_zigzag *cut, int32_t seq)
 {
     int32_t length = cut->cu_seqlens[seq + 1] - cut->cu_seqlens[seq];

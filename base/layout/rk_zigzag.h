@@ -58,7 +58,7 @@ struct rk_zigzag_segments {
     int32_t *k_lens;     /* [2 num_seqs]; 0 in the half that is not wanted */
 };
 
-/* Fills the caller's arrays. `halves` are those that the call is to compute. */
+/* Fills the caller's arrays. `halves`: the halves that the call is to compute. */
 void rk_zigzag_list_segments(const struct rk_zigzag *cut, int32_t cp_rank, unsigned halves,
                              struct rk_zigzag_segments *out);
 

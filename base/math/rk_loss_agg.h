@@ -41,8 +41,8 @@ struct rk_loss_denominators {
 void rk_loss_weights(double *weight, rk_loss_agg_mode_t mode, const uint8_t *mask, const int32_t *cu_seqlens,
                      int32_t num_seqs, const struct rk_loss_denominators *denominators);
 
-/* A padded [num_rows, width] matrix, for metrics: num_tokens and num_sequences are those with a mark here. 0
- * without a mark. */
+/* A padded [num_rows, width] matrix, for metrics: num_tokens and num_sequences count the tokens and rows with
+ * a mark. 0 without a mark. */
 struct rk_loss_matrix {
     int64_t num_rows, width;
     const float *values;

@@ -56,7 +56,7 @@ struct rk_rollout_correction_keys {
 struct rk_rollout_correction {
     rk_rollout_is_t rollout_is;
     double is_lower,
-        is_upper; /* is_lower 0: weights end at is_upper; above 0 (IcePop): those outside are 0 */
+        is_upper; /* is_lower 0: weights end at is_upper; above 0 (IcePop): weights outside are 0 */
     bool is_batch_normalize;
     int32_t num_rules;
     struct rk_rollout_rs_rule rules[RK_ROLLOUT_RS_COUNT]; /* in the order given, each option once */

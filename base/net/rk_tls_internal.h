@@ -1,4 +1,4 @@
-/* Private to base/rk_tls*.c. */
+/* Private to base/net/rk_tls*.c. */
 #ifndef RK_TLS_INTERNAL_H
 #define RK_TLS_INTERNAL_H
 

@@ -173,7 +173,7 @@ static struct rk_status *compare_ranks(struct rk_replay_report *report, const st
     return st;
 }
 
-/* Compares the error of the replayed call with that of the recorded one; either may have none. */
+/* Compares the error of the replayed call with the error of the recorded call; either may have none. */
 static void compare_error(struct rk_replay_report *report, const struct rk_recording_item *failure,
                           const struct rk_status *st)
 {

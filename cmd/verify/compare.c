@@ -93,7 +93,7 @@ static double move_of(double gradient, double scale, double eps)
     return scaled == 0 ? 0 : scaled / (fabs(scaled) + eps);
 }
 
-/* Corrects the parameters of one side to those that the other side's gradients would have given. */
+/* Corrects the parameters of one side to what the other side's gradients would have given. */
 static void take_off_moves(struct comparison *c, int64_t count)
 {
     const struct rk_verify_step *step = c->step;

@@ -52,9 +52,9 @@ struct rk_difference {
 void rk_difference_add(struct rk_difference *difference, const double *actual, const double *expected,
                        int64_t count);
 
-/* How differences are judged: of float32 the largest one, relative to the largest expected number of the
- * tensor; of bfloat16, where rounding is large and has no sign, the mean square, relative to that of the
- * expected numbers. */
+/* How differences are judged. float32: the largest difference, relative to the largest expected number of the
+ * tensor. bfloat16, where rounding is large and has no sign: the mean square, relative to the mean square of
+ * the expected numbers. */
 struct rk_verify_measure {
     bool by_mean_square;
     double tolerance;
@@ -106,7 +106,7 @@ double rk_verify_error(const struct rk_verify_row *row, const struct rk_verify_m
 
 /* --- checkpoints of two layouts (compare.c) --- */
 
-/* The first step of AdamW, whose moments are those of one gradient: it moves a parameter by lr * g / (|g| +
+/* The first step of AdamW, whose moments come from one gradient: it moves a parameter by lr * g / (|g| +
  * eps). For a gradient near 0 the result depends on its last bits, so the parameters are compared as if both
  * gradients were equal: the effect of the gradients' difference on the step is subtracted. */
 struct rk_verify_step {
@@ -114,8 +114,8 @@ struct rk_verify_step {
     double actual_scale, expected_scale; /* of clipping */
 };
 /* Adds rows of the gradients and the parameters of a role's part, in the order of the model's layers.
- * FAILED_PRECONDITION when all gradients are 0: nothing would be compared. INTERNAL for a tensor that one of
- * them lacks. */
+ * FAILED_PRECONDITION when all gradients are 0: nothing would be compared. INTERNAL for a tensor that one
+ * side lacks. */
 struct rk_status *rk_verify_compare(struct rk_verify_rows *rows, const char *role,
                                     const struct rk_gathered *actual, const struct rk_gathered *expected,
                                     const struct rk_verify_step *step) RK_NODISCARD;

@@ -243,7 +243,7 @@ static struct rk_status *meet(struct export_job *job)
     return rk_model_agree(job->model, failure);
 }
 
-/* Only failures of the exchange return at once; those of the files, and a request to stop, are kept for
+/* Only failures of the exchange return at once; failures of files, and a request to stop, are kept for
  * meet(). */
 static struct rk_status *exchange_param(struct export_job *job, int64_t i, int64_t entry)
 {

@@ -78,7 +78,7 @@ static struct rk_status *scale_rows(const struct rk_hf_block *block, const uint8
     return st;
 }
 
-/* To the masters' dtype. */
+/* Converts to the masters' dtype. */
 static struct rk_status *widen(const struct rk_hf_reader *reader, const struct rk_hf_block *block,
                                struct slot *slot)
 {

@@ -383,7 +383,7 @@ static struct rk_status *check_states(const struct rk_model *model)
     return NULL;
 }
 
-/* On this rank, of what was loaded. */
+/* Checks what was loaded on this rank. */
 static struct rk_status *check_finite(struct load *load)
 {
     if (load->contents & RK_CHECKPOINT_MODEL)

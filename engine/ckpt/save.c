@@ -68,7 +68,7 @@ static struct rk_status *make_dir(const char *parent, const char *name)
     return st;
 }
 
-/* Mesh rank 0. */
+/* Run by mesh rank 0. */
 static struct rk_status *make_dirs(struct rk_saver *saver, const char *token)
 {
     RK_TRY(rk_ckpt_begin(&saver->temp_dir, saver->part_dir, token));

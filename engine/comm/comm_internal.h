@@ -52,7 +52,7 @@ struct rk_comm_recorded {
 /* An operation of a group. */
 struct rk_comm_doing {
     rk_comm_op_t op;
-    uint64_t seq; /* of the group; 0 for point to point; of a graph, that of its first operation */
+    uint64_t seq; /* of the group; 0 for point to point; for a graph the first operation's */
     struct rk_comm_recorded recorded; /* of a graph */
 };
 
@@ -167,7 +167,7 @@ struct rk_comm_ops {
                                    int32_t root);
     struct rk_status *(*all_to_all)(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t out,
                                     const int64_t *recv_rows, rk_tensor_t in, const int64_t *send_rows);
-    /* Runs all of them together: no order of the list may deadlock. */
+    /* Runs all operations of the list together: no order of the list may deadlock. */
     struct rk_status *(*batch)(struct rk_comm_group *group, const struct rk_comm_p2p *list, int64_t count);
     struct rk_status *(*barrier)(struct rk_comm_group *group, struct rk_stream *stream);
     /* optional; NULL means that operations cannot be recorded. Launches the graph on its stream; its
@@ -180,7 +180,7 @@ extern const struct rk_comm_ops rk_comm_cpu_ops;
 /* --- dry runs (comm_dry.c, comm_world.c) --- */
 extern const struct rk_comm_ops rk_comm_dry_ops;
 
-/* Called by backends, also by those in plug-ins. */
+/* Functions that backends call, in plug-ins too. */
 RK_BEGIN_DECLS
 
 const char *rk_comm_op_name(rk_comm_op_t op); /* "all_reduce" */

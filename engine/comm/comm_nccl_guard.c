@@ -140,7 +140,7 @@ static const char *op_text(const struct rk_nccl_op *op, char text[RK_COMM_DOING_
     return rk_comm_doing_text(&op->doing, op->group->name, text);
 }
 
-/* Time at which it became the first. */
+/* Time at which the operation became the first. */
 static int64_t first_since_ns(const struct rk_nccl_world *nccl, const struct rk_nccl_op *op)
 {
     return RK_MAX(op->begun_ns, nccl->ended_ns);

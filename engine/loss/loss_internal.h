@@ -1,4 +1,4 @@
-/* Rows of the loss table, and functions that several of them use. */
+/* Rows of the loss table, and functions that several rows use. */
 #ifndef RK_LOSS_INTERNAL_H
 #define RK_LOSS_INTERNAL_H
 

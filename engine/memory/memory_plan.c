@@ -383,7 +383,7 @@ struct rk_status *rk_memory_plan_make(struct rk_memory_plan *out, const struct r
     if (!st) {
         out->workspace = rk_device_dry_workspace(run.device);
         out->memory.workspace_bytes += out->workspace.scratch_bytes + out->workspace.kept_bytes;
-        /* One block each, of the peak live size. */
+        /* Each arena becomes one block of the peak live size. */
         out->memory.activation_bytes =
             out->memory.activation_peak_bytes + (uint64_t)out->memory.num_slots * out->memory.slot_peak_bytes;
         out->memory.pass_host_bytes = out->memory.pass_host_peak_bytes +

@@ -29,7 +29,7 @@ struct rk_layer_kind {
 };
 
 struct rk_model_family {
-    const char *name; /* config.json's model_type; base/format/rk_hf_config.c lists those of the table */
+    const char *name; /* config.json's model_type; base/format/rk_hf_config.c lists all of the table */
     uint32_t abi;     /* RK_FAMILY_ABI */
     /* Required. Reads config.json into `out`, whose family is set; rejects values that the family does not
      * implement. If layers differ, sets the kind of each in out->layer_kinds. */
@@ -169,7 +169,7 @@ struct rk_status *rk_model_download_chosen(const struct rk_model_core *core, con
 /* --- router_losses.c: losses on the scores of routers --- */
 struct rk_router_losses {
     double balance_coeff, z_coeff; /* 0: off */
-    bool is_per_sequence;          /* the load is that of a sequence, not of a micro-batch */
+    bool is_per_sequence;          /* loads are counted per sequence, not per micro-batch */
 };
 struct rk_router_losses rk_router_losses_of(const struct rk_moe_knobs *knobs);
 /* INVALID_ARGUMENT names a key that the model does not take, also of bias updates. */
@@ -350,7 +350,7 @@ struct rk_micro {
     struct rk_trunk_saved trunk;
 };
 
-/* The checks of rk_micro_begin, without those of the labels' ids. */
+/* The checks of rk_micro_begin, except the check of the labels' ids. */
 struct rk_status *rk_micro_check(const struct rk_model *model, const struct rk_micro_desc *desc) RK_NODISCARD;
 /* Clears `memory` (NULL: the model's own), which will hold the saved tensors, and copies the inputs to the
  * device. OUT_OF_RANGE as for rk_model_forward. */
@@ -372,7 +372,7 @@ struct rk_status *rk_micro_backward(struct rk_micro *micro, const struct rk_chun
 
 /* --- parts in host memory (offload.c) --- */
 
-/* Host memory for copies of offloaded parts, without those of gradients, which only some calls keep. */
+/* Host memory for copies of offloaded parts, without gradients: only some calls keep copies of them. */
 uint64_t rk_model_offload_copy_bytes(const struct rk_model *model);
 /* Host memory that copies hold now. */
 uint64_t rk_model_offload_host_bytes(const struct rk_model *model);
@@ -380,13 +380,13 @@ uint64_t rk_model_offload_host_bytes(const struct rk_model *model);
 /* --- ranks (agree.c, gather.c) --- */
 
 /* Collective over the mesh; takes `st`. Returns NULL on all ranks if `st` is NULL on all; otherwise an error
- * on all: the rank's own, or that of the first failed rank, which it names. */
+ * on all: the rank's own, or the error of the first failed rank, with its number. */
 struct rk_status *rk_model_agree(struct rk_model *model, struct rk_status *st) RK_NODISCARD;
 /* rk_engine_min() over a group of the model's mesh. */
 struct rk_status *rk_model_min(struct rk_model *model, rk_mesh_group_kind_t kind, int32_t *values,
                                int64_t count) RK_NODISCARD;
 
-/* CANCELLED on all ranks of `kind` when one of them was asked to stop. Collective over that group. */
+/* CANCELLED on all ranks of `kind` when one rank was asked to stop. Collective over that group. */
 struct rk_status *rk_model_check_cancel(struct rk_model *model, const struct rk_engine_hooks *hooks,
                                         rk_mesh_group_kind_t kind) RK_NODISCARD;
 
@@ -404,9 +404,9 @@ struct rk_param_rows {
     rk_param_kind_t kind;
     int64_t begin, count; /* rows of the local shape */
 };
-/* Collective over the ranks that the parameter is split over (and those that its gradient is summed over).
- * Writes [split size, count, local_shape[1]] to host memory, in the model's dtype or that of gradients.
- * Resets the step arena. */
+/* Collective over the ranks that the parameter is split over (and the ranks that its gradient is summed
+ * over). Writes [split size, count, local_shape[1]] to host memory, in the dtype of the model or of
+ * gradients. Resets the step arena. */
 struct rk_status *rk_model_gather_rows(struct rk_model *model, const struct rk_param_rows *rows,
                                        void *out) RK_NODISCARD;
 /* Rows that fit into about 4 MiB over all ranks, the unit in which tensors are moved. At least 1. */

@@ -7,7 +7,7 @@
 #include "base/rk_fault.h"
 #include "engine/optim/optim_internal.h"
 
-/* The buffers of a model by part, without those that it does not have. */
+/* The buffers that a model has, by part. */
 struct buffers {
     int32_t count;
     struct {

@@ -140,7 +140,7 @@ struct rk_status *rk_model_begin_chosen(const struct rk_model_core *core, struct
     return rk_stream_zero(pass->stream, pass->routes.chosen.data, rk_tensor_bytes(pass->routes.chosen));
 }
 
-/* As source_of, of a pass that has begun. */
+/* source_of for a pass that has begun. */
 static int64_t token_of(const struct rk_pass *pass, int64_t num_tokens, int64_t t)
 {
     const struct rk_context *context = pass->context;

@@ -42,8 +42,8 @@ static struct rk_status *upload_segments(struct rk_pass *pass, const struct rk_p
                           pass->num_tokens);
 }
 
-/* The weight of the balance loss of a segment of count tokens: that of the definition, E / (K count^2), times
- * the coefficient and the segment's share of the step (docs/models.md). */
+/* The weight of the balance loss of a segment of count tokens: E / (K count^2) of the definition, times the
+ * coefficient and the segment's share of the step (docs/models.md). */
 static double weight_of(const struct rk_moe_config *moe, const struct rk_router_losses *losses,
                         const struct rk_step_totals *totals, double count)
 {

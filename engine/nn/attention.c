@@ -45,7 +45,7 @@ _Static_assert(NUM_CACHES <= RK_BLOCK_MAX_CACHES && NUM_ACTIVATIONS <= RK_BLOCK_
 /* Views of shape [T, heads, head_dim]. */
 struct qkv_view {
     rk_tensor_t q, k, v;
-    rk_tensor_t qk; /* the heads of q, followed by those of k */
+    rk_tensor_t qk; /* the heads of q, followed by the heads of k */
 };
 
 static rk_tensor_t heads_of(const struct attention *attention, rk_tensor_t fused, int64_t first,
@@ -230,7 +230,7 @@ static struct rk_status *alloc_kv(const struct rk_pass *pass, rk_tensor_t *kv, r
     return NULL;
 }
 
-/* Replaces this rank's keys and values by those of all cp ranks, in the arena. */
+/* Replaces this rank's keys and values by the keys and values of all cp ranks, in the arena. */
 static struct rk_status *gather_keys(const struct rk_pass *pass, struct rk_attn_varlen_args *args)
 {
     rk_tensor_t mine[] = {rk_tensor_merge_cols(args->k), rk_tensor_merge_cols(args->v)};
@@ -342,7 +342,7 @@ static struct rk_status *normalise_qk(const struct rk_pass *pass, const struct r
                                           });
 }
 
-/* Gradients of q and k, in place: turns those of the normalised q and k into those of the projection. */
+/* Gradients of q and k, in place: from gradients of the normalised q and k to gradients of the projection. */
 static struct rk_status *normalise_qk_bwd(const struct rk_pass *pass, const struct attention *attention,
                                           const struct saved *saved, const struct qkv_view *grads)
 {

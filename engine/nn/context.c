@@ -13,7 +13,7 @@ static int64_t num_columns(const rk_tensor_t *x, int num_x)
     return count;
 }
 
-/* This rank's rows among those of all ranks in rank order. */
+/* This rank's rows among the rows of all ranks, in rank order. */
 static rk_tensor_t my_rows(const struct rk_pass *pass, rk_tensor_t all)
 {
     RK_ASSERT(all.shape[0] == pass->num_tokens * rk_comm_group_size(pass->context->group));

@@ -143,7 +143,7 @@ static struct rk_status *make_latents(const struct rk_pass *pass, const struct r
     return rotate_latents(pass, block, *latents, false);
 }
 
-/* Replaces this rank's latents by those of all cp ranks, in the arena. */
+/* Replaces this rank's latents by the latents of all cp ranks, in the arena. */
 static struct rk_status *gather_latents(const struct rk_pass *pass, rk_tensor_t *latents)
 {
     rk_tensor_t mine = *latents;

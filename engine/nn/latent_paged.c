@@ -37,7 +37,7 @@ static struct rk_attn_paged_args paged_args(const struct rk_pass *pass, const st
     };
 }
 
-/* Keys and values of heads [first, first + count) as a cache, which replaces that of the latents. */
+/* Keys and values of heads [first, first + count) as a cache, which replaces the cache of latents. */
 static struct rk_status *attend_heads(const struct rk_pass *pass, const struct rk_latent *latent,
                                       rk_tensor_t blocks, int64_t first, int64_t count,
                                       struct rk_attn_paged_args *args)
@@ -61,7 +61,7 @@ static struct rk_status *attend_heads(const struct rk_pass *pass, const struct r
     return rk_attn_paged(pass->stream, args);
 }
 
-/* The blocks of the step's sequences, one after the other, and the table of them. */
+/* The blocks of the step's sequences, one after the other, and their table. */
 static struct rk_status *gather_blocks(const struct rk_pass *pass, rk_tensor_t cache,
                                        struct rk_attn_paged_args *args, rk_tensor_t *blocks)
 {

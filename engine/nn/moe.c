@@ -43,7 +43,7 @@ static struct rk_pass pass_of_experts(const struct rk_pass *pass, const struct r
     return experts;
 }
 
-/* A copy of it for gathering and sums over the ranks that split an expert. */
+/* A copy of the pass for gathering and sums over the ranks that split an expert. */
 static struct rk_pass pass_of_parts(const struct rk_pass *experts)
 {
     struct rk_pass parts = *experts;
@@ -58,8 +58,8 @@ static bool exchanges(const struct rk_pass *pass, const struct rk_moe *moe)
     return pass->ep && !rk_moe_is_divided(pass, moe);
 }
 
-/* A tensor with K rows per token. Generation with a model whose packed passes exchange the rows has no
- * declaration of it. */
+/* A tensor with K rows per token. A model whose packed passes exchange the rows does not declare it, but
+ * generation needs it. */
 static struct rk_status *make_rows(const struct rk_pass *pass, const struct rk_block *block, int32_t i,
                                    int64_t columns, rk_tensor_t *out)
 {
@@ -296,9 +296,8 @@ static struct rk_status *moe_forward(struct rk_pass *pass, const struct rk_block
     return NULL;
 }
 
-/* Replaces the rows of dy in drows by those of dx. The rows of dy, of x and of dx successively use the same
- * memory.
- */
+/* Replaces the rows of dy in drows by the rows of dx. The rows of dy, of x and of dx successively use the
+ * same memory. */
 static struct rk_status *experts_of_rank_bwd(const struct rk_pass *pass, const struct rk_block *block,
                                              const struct rk_moe_saved *saved, rk_tensor_t x,
                                              rk_tensor_t drows, rk_tensor_t drow_probs)

@@ -14,7 +14,7 @@
 #include "engine/nn/moe_exchange_plan.h"
 #include "engine/nn/moe_internal.h"
 
-/* Rows of this rank, and the buffer in which a rank receives those of its experts; both 2-D. */
+/* Rows of this rank, and the buffer for the rows that its experts receive; both 2-D. */
 struct row_pair {
     rk_tensor_t rows, received;
 };
@@ -270,7 +270,7 @@ struct round_buffers {
     rk_tensor_t gate_up, activated;
 };
 
-/* Buffers that the backward pass needs, too: those of the layer if it keeps rows. */
+/* Buffers that the backward pass needs, too: the layer's own if it keeps rows. */
 static struct rk_status *make_buffers(const struct exchange *ex, const struct rk_moe_saved *saved,
                                       struct round_buffers *buffers)
 {
@@ -388,8 +388,8 @@ static struct rk_status *compute_again(const struct exchange *ex, const struct r
                               of_round(ex, buffers->activated), (rk_tensor_t){0});
 }
 
-/* Replaces the received rows of dy by those of dx, and computes the gradients of the received
- * probabilities. */
+/* Replaces the received rows of dy by rows of dx, and computes the gradients of the received probabilities.
+ */
 static struct rk_status *compute_bwd(struct exchange *ex, const struct round_buffers *buffers,
                                      const struct round_buffers_bwd *bwd, bool has_received)
 {

@@ -66,7 +66,7 @@ struct rk_moe_saved {
     const int32_t *offsets_of_all; /* in host memory, of all ranks of ep; NULL: not exchanged */
 };
 
-/* Activations of the declaration. */
+/* Indices of the declared activations. */
 enum {
     RK_MOE_LOGITS,
     RK_MOE_IDS,
@@ -108,7 +108,7 @@ struct rk_status *rk_moe_declare(struct rk_block *block, struct rk_param_table *
 /* Fills logits and ids of `saved`, which has memory, and probs stat [T, K]. */
 struct rk_status *rk_moe_choose(const struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
                                 const struct rk_moe_saved *saved, rk_tensor_t probs) RK_NODISCARD;
-/* The gradient of the router, and dx += that of its input, from dprobs stat [T, K]. */
+/* The gradient of the router, and dx += the gradient of its input, from dprobs stat [T, K]. */
 struct rk_status *rk_moe_choose_bwd(const struct rk_pass *pass, const struct rk_block *block,
                                     const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t dprobs,
                                     rk_tensor_t dx) RK_NODISCARD;
@@ -144,7 +144,7 @@ struct rk_status *rk_moe_collect(const struct rk_pass *pass, const struct rk_moe
  * tp. */
 struct rk_status *rk_moe_collect_divided(const struct rk_pass *pass, const struct rk_moe_saved *saved,
                                          rk_tensor_t rows, rk_tensor_t y) RK_NODISCARD;
-/* dprobs stat [T, K] of those of the rows, stat [R]; 0 for a choice without a row. */
+/* dprobs stat [T, K] from the gradients of the rows, stat [R]; 0 for a choice without a row. */
 struct rk_status *rk_moe_collect_dprobs(const struct rk_pass *pass, const struct rk_moe *moe,
                                         const struct rk_moe_saved *saved, rk_tensor_t drow_probs,
                                         rk_tensor_t dprobs) RK_NODISCARD;

@@ -95,7 +95,7 @@ struct rk_status *rk_moe_choose_bwd(const struct rk_pass *pass, const struct rk_
     return NULL;
 }
 
-/* The sigmoid of a score is that of a router with one expert. */
+/* The sigmoid of a score, computed as a router with one expert. */
 static struct rk_moe_route_args sigmoid_args(rk_tensor_t ids, rk_tensor_t score, rk_tensor_t prob)
 {
     return (struct rk_moe_route_args){.ids = ids,

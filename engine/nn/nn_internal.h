@@ -98,7 +98,8 @@ struct rk_pass {
     rk_tensor_t tokens, positions;      /* I32 [T] */
     const struct rk_rope_tables *ropes; /* tables of the model; a block's index is block->rope */
     rk_tensor_t row_numbers;            /* I32 [RK_HEAD_CHUNK]: 0, 1, 2, ...; none if tp is 1 */
-    /* Where attention finds the keys: in packed sequences, in those of all cp ranks, or in a cache. */
+    /* Where attention finds the keys: in packed sequences, in the packed sequences of all cp ranks, or in a
+     * cache. */
     rk_tensor_t cu_seqlens; /* with a context: of segments */
     int32_t max_seqlen;
     /* Router replay. ids: I32 [num_routes * num_tokens, top_k], one layer after the other; none: the routers
@@ -112,8 +113,8 @@ struct rk_pass {
      * (struct rk_moe_balance_args). */
     struct {
         rk_tensor_t sums;     /* F64 [num_routes, E + RK_NUM_ROUTER_SUMS]; none: it is not */
-        rk_tensor_t segments; /* I32 [routes.num_tokens, or num_tokens without routes]: -1 for padding; those
-                               * of the tokens that this rank routes begin at routes.begin */
+        rk_tensor_t segments; /* I32 [routes.num_tokens, or num_tokens without routes]: -1 for padding; tokens
+                               * that this rank routes begin at routes.begin */
         rk_tensor_t weights;  /* stat [number of segments]: of their balance losses; none: there is none */
         double z_weight;      /* of the z-loss of a token; 0: there is none */
     } routers;
@@ -195,7 +196,7 @@ struct rk_status *rk_linear_swiglu_fwd(const struct rk_pass *pass, const struct 
  * num_tokens. */
 struct rk_status *rk_linear_column_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
                                        rk_tensor_t x, rk_tensor_t y) RK_NODISCARD;
-/* rk_linear_swiglu_fwd of these. */
+/* rk_linear_swiglu_fwd, column-parallel. */
 struct rk_status *rk_linear_column_swiglu_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
                                               rk_tensor_t x, rk_tensor_t gate_up, rk_tensor_t y) RK_NODISCARD;
 /* dx must not alias x or dy. */
@@ -263,7 +264,7 @@ struct rk_rope_tables {
 };
 /* RoPE over whole heads, with the keys of config.json that apply to all layers. */
 struct rk_rope_spec rk_rope_of_config(const struct rk_model_config *config);
-/* Whether both have the same tables. */
+/* Whether both specifications have the same tables. */
 bool rk_rope_equal(const struct rk_rope_spec *a, const struct rk_rope_spec *b);
 /* Frequency k of width / 2 with scaling, rounded to fp32 at the same steps as Hugging Face. */
 float rk_rope_inv_freq(const struct rk_rope_spec *rope, int64_t k);
@@ -324,7 +325,7 @@ struct rk_block {
     void *own;             /* ops->block_bytes: weights and dimensions of this rank */
     struct rk_block_decl decl;
     /* Set by the model from decl. */
-    int64_t first_cache; /* index of its first tensor among those of all blocks */
+    int64_t first_cache; /* index of its first tensor among the tensors of all blocks */
     int32_t rope;        /* index of its table in the model; -1: none */
     int64_t route;       /* index among the blocks that have routes */
 };
@@ -360,10 +361,10 @@ struct rk_block_ops {
 };
 
 /* --- block.c: derived from a declaration --- */
-/* Bytes per token, of one tensor of the cache and of all those of a block. */
+/* Bytes per token: of one tensor of the cache, and of all a block's tensors. */
 int64_t rk_cache_bytes(const struct rk_cache_decl *cache, rk_dtype_t dtype);
 int64_t rk_block_cache_bytes(const struct rk_block *block, rk_dtype_t dtype);
-/* Bytes per token of the activations with that life, without those with num_rows. */
+/* Bytes per token of the activations with that life, except activations with num_rows. */
 int64_t rk_block_activation_bytes(const struct rk_block *block, rk_activation_life_t life, rk_dtype_t dtype,
                                   rk_dtype_t stat_dtype);
 /* Allocates activation `i` of the block, as declared, in the memory for its life. RESOURCE_EXHAUSTED. */

@@ -149,8 +149,8 @@ static struct rk_status *wait_for_model(struct rk_model *model, struct rk_stream
     return rk_stream_wait(train->comm, train->is_ready);
 }
 
-/* All-to-all of the bucket's parts; every rank adds those of its part in rank order. A reduce-scatter would
- * round to 16 bits at every rank. */
+/* All-to-all of the bucket's parts; every rank adds what it received for its part in rank order. A
+ * reduce-scatter would round to 16 bits at every rank. */
 static struct rk_status *add_to_shard(struct rk_model *model, struct rk_comm_group *group,
                                       const struct rk_bucket *bucket, struct rk_stream *stream)
 {
@@ -222,7 +222,7 @@ struct rk_status *rk_train_reset(struct rk_model *model)
     return rk_train_wait(model);
 }
 
-/* Where the complete gradients of the group end, given that those of the rows from `first_param` on are
+/* Where the complete gradients of the group end, given that the gradients of rows from `first_param` on are
  * complete. */
 static int64_t find_complete(const struct rk_model *model, rk_grad_group_t group, int64_t first_param)
 {

@@ -79,7 +79,7 @@ static struct rk_status *read(const struct rk_model_core *core, const struct bia
     return rk_stream_sync(core->stream);
 }
 
-/* Masters too: a checkpoint has them. */
+/* Writes the masters too: a checkpoint has them. */
 static struct rk_status *write(struct rk_model *model, const struct bias *biases, int64_t count)
 {
     const struct rk_model_core *core = model->core;

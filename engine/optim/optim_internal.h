@@ -86,7 +86,7 @@ struct rk_train {
     struct rk_optim_config config;
     struct rk_device *device;
     rk_dtype_t grad_dtype; /* of gradient sums, masters and states */
-    rk_dtype_t pass_dtype; /* of the gradients that a backward pass writes: grad_dtype, or that of parameters
+    rk_dtype_t pass_dtype; /* of the gradients that a backward pass writes: grad_dtype, or the parameters'
                             * with shard_grads */
     int64_t num_elements;  /* of the flat buffers */
     int64_t shard_count;   /* mine */
@@ -97,7 +97,7 @@ struct rk_train {
     struct rk_stream *comm;
     struct rk_event *is_ready, *is_done;
     struct rk_movable grad_memory, sum_memory, master_memory, state_memory[RK_OPTIM_STATES_MAX];
-    /* Their addresses. */
+    /* Addresses of these buffers. */
     void *grads; /* [num_elements] of pass_dtype */
     /* If gradients are accumulated in shards: [shard_count] of grad_dtype, the sums over all micro-batches;
      * and a bucket's parts of all ranks of its group, in pass_dtype. NULL: grads holds the sums. */
@@ -112,7 +112,7 @@ struct rk_train {
     /* Engine thread. */
     int64_t applied_steps, lr_steps;
     int32_t skipped_in_a_row;
-    bool is_stale; /* gradients are those of an earlier step and count as zero */
+    bool is_stale; /* gradients are of an earlier step and count as zero */
 };
 
 /* Elements [begin, begin + count) of a flat buffer. */
@@ -123,8 +123,7 @@ static inline rk_tensor_t rk_flat_view(void *buffer, rk_dtype_t dtype, int64_t b
 
 void rk_train_destroy(struct rk_train *train); /* NULL is a no-op */
 struct rk_status *rk_train_check_enabled(const struct rk_model *model) RK_NODISCARD;
-/* Gradients that backward passes have written: accumulated so far, or with shard_grads those of one
- * micro-batch. */
+/* Gradients that backward passes have written: accumulated so far, or with shard_grads of one micro-batch. */
 rk_tensor_t rk_train_grads(const struct rk_train *train);
 /* Whether the shard holds the complete sums of a step; they stay until the next step begins. */
 bool rk_train_has_sums(const struct rk_train *train);
@@ -178,7 +177,7 @@ size_t rk_router_sums_bytes(const struct rk_router_sums *sums);
 rk_tensor_t rk_router_sums_tensor(const struct rk_router_sums *sums);
 struct rk_status *rk_router_sums_reset(struct rk_router_sums *sums, struct rk_stream *stream) RK_NODISCARD;
 /* Collective over the mesh: sets `host`, when the stream has been waited for, to the sums of all ranks, and
- * those on the device to zero. */
+ * the sums on the device to zero. */
 struct rk_status *rk_router_sums_fetch(struct rk_router_sums *sums,
                                        const struct rk_model_core *core) RK_NODISCARD;
 /* From `host`. Layers without tokens are not counted. */

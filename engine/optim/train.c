@@ -177,9 +177,8 @@ static struct rk_status *open_comm(struct rk_train *train)
     return rk_event_create(&train->is_done, train->device);
 }
 
-/* Where the gradients of a group begin that a pass can only add to: those of vectors, and of an embedding
- * that is not also the head's weight. They follow the matrices of linear layers (model/params_internal.h).
- */
+/* Where the gradients of a group begin that a pass can only add to: gradients of vectors, and of an embedding
+ * that is not also the head's weight. They follow the matrices of linear layers (model/params_internal.h). */
 static int64_t find_summed(const struct rk_model_core *core, rk_grad_group_t group)
 {
     const struct rk_param_range *range = &core->params.groups[group];

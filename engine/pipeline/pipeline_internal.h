@@ -5,8 +5,8 @@
 
 #include "engine/model/model_internal.h"
 
-/* Work to do with micro-batches. Every rank of the mesh has the same number of them, with the same sizes on
- * all stages of a replica; they may be empty. */
+/* Work to do with micro-batches. Every rank of the mesh has the same number of micro-batches, with the same
+ * sizes on all stages of a replica; they may be empty. */
 struct rk_pipeline_work {
     int64_t count;
     bool trains; /* a backward pass follows each forward pass */

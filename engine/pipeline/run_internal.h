@@ -64,7 +64,7 @@ struct rk_status *rk_run_ask_replica(struct rk_pipeline_run *run) RK_NODISCARD;
 /* Before the first backward step in which reductions over the replicas may begin. All forward steps are done,
  * so the answer is final. */
 struct rk_status *rk_run_ask_stage(struct rk_pipeline_run *run) RK_NODISCARD;
-/* After the last step: asks all ranks. CANCELLED on all of them, or on none. */
+/* After the last step: asks all ranks. CANCELLED on all ranks, or on none. */
 struct rk_status *rk_run_ask_all(struct rk_pipeline_run *run) RK_NODISCARD;
 /* Replace the steps of a cancelled run. */
 struct rk_status *rk_run_skip_forward(const struct rk_pipeline_run *run, struct rk_pipeline_slot *slot,

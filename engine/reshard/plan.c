@@ -14,8 +14,8 @@ struct holder {
     struct rk_mesh_coords coords;
 };
 
-/* Holding: which ranks hold which part of a tensor. The tensors of a layer, and those of the experts of one
- * rank, have it in common, so neighbouring rows mostly share the lists below. */
+/* Holding: which ranks hold which part of a tensor. The tensors of a layer mostly have the same holding, and
+ * so have the tensors of the experts of one rank: neighbouring rows share the lists below. */
 struct holding {
     int32_t stage, shared_stage, ep_rank, num_parts;
     rk_axis_t axis;
@@ -447,7 +447,7 @@ static void plan_destination(struct planner *planner, int64_t source_row, int64_
     }
 }
 
-/* Whether this rank is the counted one of those that hold its part of the source. */
+/* Whether this rank is the one that counts, among the ranks that hold its part of the source. */
 static bool is_counted(const struct planner *planner, int64_t source_row)
 {
     const struct rk_reshard_side *side = planner->source.desc;

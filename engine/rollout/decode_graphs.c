@@ -4,8 +4,8 @@
 #include "base/rk_assert.h"
 #include "base/rk_log.h"
 
-/* The graph of one number of rows. `generation` is that of the step arena: in another generation equal steps
- * use other addresses. */
+/* The graph of one number of rows. `generation`: of the step arena; in another generation equal steps use
+ * other addresses. */
 struct rk_decode_graph {
     int32_t num_rows;
     struct rk_comm_graph *graph; /* NULL: not recorded */
@@ -175,8 +175,8 @@ struct rk_status *rk_decode_graphs_agree(struct rk_decode_graphs *graphs)
     return NULL;
 }
 
-/* Drops graphs whose addresses are no longer those of a step, or whose communicator was destroyed. Rare:
- * memory has grown, or a rank was lost. */
+/* Drops graphs with addresses that steps no longer have, or with a destroyed communicator. Rare: memory has
+ * grown, or a rank was lost. */
 static struct rk_status *drop_stale(struct rk_decode_graphs *graphs, struct rk_decode_graph *size)
 {
     if (!size->graph || state_of(graphs, size) == IS_LAUNCHED)

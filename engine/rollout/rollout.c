@@ -71,8 +71,8 @@ static struct rk_status *complete_config(struct rk_rollout_config *config, const
     return NULL;
 }
 
-/* Sets the number of blocks: that of the configuration, or enough for max_num_seqs sequences of full length
- * plus the null block. */
+/* Sets the number of blocks: from the configuration, or enough for max_num_seqs sequences of full length plus
+ * the null block. */
 static struct rk_status *complete_blocks(struct rk_rollout_config *config)
 {
     int64_t per_seq = (config->max_model_len + RK_KV_BLOCK_TOKENS - 1) / RK_KV_BLOCK_TOKENS;

@@ -34,8 +34,8 @@ struct rk_kv_cache {
     struct rk_model *model; /* borrowed */
     void *memory;
     size_t memory_bytes;
-    /* [core->num_caches] of [num_blocks, heads, RK_KV_BLOCK_TOKENS, width]; those of a block begin at its
-     * first_cache. */
+    /* [core->num_caches] of [num_blocks, heads, RK_KV_BLOCK_TOKENS, width]; the tensors of a block of the
+     * model begin at its first_cache. */
     rk_tensor_t *tensors;
 };
 
@@ -53,7 +53,7 @@ struct rk_sequence {
     int64_t serial;       /* unique number of the admission */
     int32_t num_computed; /* tokens whose keys are in the cache once the planned steps have run */
     int32_t num_pending;  /* tokens that planned steps sample and that are not appended yet */
-    int32_t pending_row;  /* row of logits, in its step, that samples the last of them */
+    int32_t pending_row;  /* row of logits, in its step, that samples the last pending token */
     int32_t num_blocks;
     bool is_finished; /* no more steps are planned; retires when no token is pending */
 };
@@ -112,7 +112,7 @@ void rk_batcher_append(struct rk_batcher *batcher, const struct rk_step_entry *e
                        float log_prob);
 /* Removes finished sequences without pending tokens from running and frees their blocks. */
 void rk_batcher_retire(struct rk_batcher *batcher);
-/* Frees all blocks, also those of running sequences. */
+/* Frees all blocks, also of running sequences. */
 void rk_batcher_end(struct rk_batcher *batcher);
 bool rk_batcher_is_done(const struct rk_batcher *batcher);
 

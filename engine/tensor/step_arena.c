@@ -6,7 +6,7 @@
 #include "base/rk_array.h"
 #include "base/rk_assert.h"
 
-/* Alignment of every tensor: that of device memory, sufficient for vector loads of all backends. */
+/* Alignment of every tensor: as of device memory, sufficient for vector loads of all backends. */
 #define ALIGN_BYTES 256
 
 struct block {

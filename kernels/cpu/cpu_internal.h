@@ -40,7 +40,7 @@ double *rk_cpu_scratch(const struct rk_cpu_device *dev);
  * estimates the loop in elements that one thread loads, adds to a sum or multiplies, and stores. */
 int rk_cpu_num_threads(const struct rk_cpu_device *dev, double work);
 
-/* Work of other things: */
+/* Work of other operations, in the same unit: */
 #define RK_WORK_EXP  4.0          /* an exponential or logarithm */
 #define RK_WORK_SORT 16.0         /* an element of a row that is sorted */
 #define RK_WORK_COPY 0.125        /* an element that is copied as it is */
@@ -55,15 +55,15 @@ static inline int rk_cpu_threads_over(const struct rk_cpu_device *dev, rk_tensor
 
 /* --- GEMMs (gemm.c) --- */
 
-/* A series of GEMMs, none of which reads what another one writes; `get` returns one of them, without
- * swiglu. */
+/* A series of independent GEMMs: none reads what another one writes. `get` returns one GEMM, without swiglu.
+ */
 struct rk_cpu_gemms {
     int64_t count;
     struct rk_gemm_args (*get)(const void *args, int64_t i);
     const void *args;
 };
 
-/* Runs the GEMMs in one parallel loop. The bits of each are those that it has alone. */
+/* Runs the GEMMs in one parallel loop. Each has the same bits as when it runs alone. */
 struct rk_status *rk_cpu_gemms_run(struct rk_cpu_device *cpu, const struct rk_cpu_gemms *gemms) RK_NODISCARD;
 
 /* --- integers in tensors (indices.c): invalid values must not make the backend access memory out of bounds

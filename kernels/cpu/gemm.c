@@ -45,7 +45,7 @@ static gemm_path_t path_of(const struct rk_gemm_args *args)
 
 /* Edge of the blocks that are converted: converting takes about 1/CONVERTED of the multiplication. */
 #define CONVERTED 512
-/* Parts of an edge begin at multiples of it: whole registers of OpenBLAS's kernels. */
+/* Parts of an edge begin at multiples of this unit: whole registers of OpenBLAS's kernels. */
 #define UNIT 16
 /* Packing the operands of a shorter tile takes too long. */
 #define EDGE_MIN 64
@@ -78,7 +78,7 @@ static int64_t begin_of(const struct split *split, int64_t part)
     return RK_MIN(num_units(split) * part / split->count * split->unit, split->size);
 }
 
-/* In parts of one unit. */
+/* Splits into parts of one unit. */
 static struct split split_by(int64_t size, int64_t unit)
 {
     return (struct split){size, unit, RK_MAX((size + unit - 1) / unit, 1)};

@@ -118,7 +118,7 @@ static struct terms run_token(const struct rk_moe_balance_args *args, int64_t t,
     return terms;
 }
 
-/* In ascending tokens. */
+/* Adds the terms of all tokens in ascending order. */
 static void add_sums(const struct rk_moe_balance_args *args, const struct terms *terms)
 {
     double *sums = args->sums.data, *others = sums + args->logits.shape[1];

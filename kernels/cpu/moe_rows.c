@@ -18,7 +18,7 @@ static struct rk_status *check_ids(const struct rk_moe_sort_args *args)
     return NULL;
 }
 
-/* The index of a choice's expert among those that get rows; -1: none. */
+/* The index of a choice's expert among the experts that get rows; -1: none. */
 static int64_t index_of(const struct rk_moe_sort_args *args, int64_t choice)
 {
     int64_t e = rk_cpu_i32(args->ids)[choice] - args->first;
@@ -56,7 +56,7 @@ struct rk_status *rk_cpu_moe_sort(void *dev, void *stream, const struct rk_moe_s
     return NULL;
 }
 
-/* The rows of a token's choices by ascending id, without those that have no row; returns their number. */
+/* The rows of a token's choices by ascending id, without choices that have no row; returns their number. */
 static int64_t sort_choices(int64_t *rows, const struct rk_moe_combine_args *args, int64_t t)
 {
     int64_t top_k = args->ids.shape[1], count = 0;

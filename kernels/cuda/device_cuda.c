@@ -89,7 +89,7 @@ static struct rk_status *find_device(int index)
     return NULL;
 }
 
-/* In the format of nvidia-smi. */
+/* Writes a UUID in the format of nvidia-smi. */
 static void format_uuid(char uuid[RK_DEVICE_UUID_BYTES], const struct cudaDeviceProp *prop)
 {
     const unsigned char *id = (const unsigned char *)prop->uuid.bytes;

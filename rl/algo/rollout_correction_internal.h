@@ -14,7 +14,7 @@ struct rk_rollout_corr_in {
 
 struct rk_rollout_corr_out {
     float *weights;          /* [B, R], 0 outside the mask; not written without rollout_is */
-    int64_t *response_mask;  /* [B, R]: without rejected tokens; may be that of the input */
+    int64_t *response_mask;  /* [B, R]: without rejected tokens; may be the input's */
     struct rk_json *metrics; /* rollout_corr/...; null where a value is not finite */
 };
 

@@ -1,5 +1,5 @@
-/* Metrics of rollout correction, with verl's names and definitions. Means over rows count those without a
- * token too, whose sums and means are 0; only the statistics of rejection leave them out. */
+/* Metrics of rollout correction, with verl's names and definitions. Means over rows count rows without a
+ * token too, with sums and means of 0; only the statistics of rejection leave these rows out. */
 #include "rl/algo/rollout_correction_internal.h"
 
 #include <math.h>

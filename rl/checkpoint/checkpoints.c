@@ -83,8 +83,8 @@ static struct rk_status *take_lock(struct rk_checkpoints *checkpoints)
 
 /* --- the step to resume from --- */
 
-/* Steps of other runs must not be among those of this run: `auto` would treat them as its own.
- * `last` is the newest step of this run, -1 for none. */
+/* Steps of other runs must not be among the steps of this run: `auto` would treat them as its own. `last` is
+ * the newest step of this run, -1 for none. */
 static struct rk_status *refuse_mixing(const struct rk_checkpoints *checkpoints, const char *mode,
                                        int64_t last)
 {
@@ -101,7 +101,7 @@ static struct rk_status *refuse_mixing(const struct rk_checkpoints *checkpoints,
     return st;
 }
 
-/* The newest step of the resumed run in the directory: that of the checkpoint, if it is there. */
+/* The newest step of the resumed run in the directory: the step of the checkpoint, if it is there. */
 static int64_t last_own_step(const struct rk_checkpoints *checkpoints)
 {
     char *dir = rk_path_dir(checkpoints->resume_path);

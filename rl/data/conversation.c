@@ -21,9 +21,9 @@ struct conversation {
     const struct rk_json *messages;
     int64_t first;
     struct rk_str text;         /* of all messages */
-    struct rk_chat_spans spans; /* bytes of it that the loss counts */
+    struct rk_chat_spans spans; /* bytes of the text that the loss counts */
     struct rk_tokenizer_ids ids;
-    bool has_blocks;  /* the spans are those of the template's generation blocks */
+    bool has_blocks;  /* the spans are the template's generation blocks */
     bool is_mismatch; /* the failure is a mismatch */
 };
 

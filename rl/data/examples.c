@@ -207,7 +207,7 @@ static struct rk_status *read_pair(struct row *row, struct loader *loader, const
 
 /* --- length --- */
 
-/* Keeps max_length tokens; *is_empty when none of them is left for the loss. */
+/* Keeps max_length tokens; *is_empty when the loss counts none of the kept tokens. */
 static struct rk_status *truncate_sequence(struct rk_marked_ids *sequence,
                                            const struct rk_examples_config *config, bool *is_empty)
 {

@@ -28,8 +28,8 @@ struct rk_status *rk_messages_check(const struct rk_json *messages) RK_NODISCARD
 struct rk_status *rk_messages_tools(const struct rk_json *row, struct rk_json **out) RK_NODISCARD;
 /* UNIMPLEMENTED for a row with images, videos or audios. */
 struct rk_status *rk_messages_refuse_media(const struct rk_json *row) RK_NODISCARD;
-/* Appends the text of args->messages to `out`; now_s of `args`, and kwargs where it has none, are those of
- * `from`. */
+/* Appends the text of args->messages to `out`; now_s, and kwargs if `args` has none, are taken from `from`.
+ */
 struct rk_status *rk_messages_render(struct rk_str *out, const struct rk_messages_template *from,
                                      const struct rk_chat_args *args) RK_NODISCARD;
 const char *rk_messages_type_of(const struct rk_json *json); /* "an integer"; "nothing" for NULL */

@@ -17,8 +17,8 @@ typedef struct rk_status *(*rk_row_fn_t)(void *user, struct rk_json *row, const 
                                          bool *is_enough);
 
 /* JSON Lines (one object a line, empty lines are skipped), one JSON array of objects, or Parquet; detected
- * from the content. Errors, those of on_row too, begin with the place of the row. Warns of rows with NaN and
- * with integers beyond 64 bits, which become null and floating-point numbers. */
+ * from the content. Errors, also of on_row, begin with the place of the row. Warns of rows with NaN and with
+ * integers beyond 64 bits, which become null and floating-point numbers. */
 struct rk_status *rk_rows_read(const char *path, rk_row_fn_t on_row, void *user) RK_NODISCARD;
 
 #endif

@@ -1,5 +1,5 @@
-/* Inputs of every job: model configuration, tokenizer, chat template. They are read, with those of the kind
- * of data, before a daemon is started, so that a misspelled path is found early. */
+/* Inputs of every job: model configuration, tokenizer, chat template. They are read, with the inputs of the
+ * kind of data, before a daemon is started, so that a misspelled path is found early. */
 #include "rl/rk_flows.h"
 
 #include <limits.h>
@@ -206,7 +206,7 @@ static struct rk_status *load_texts(struct rk_flow_inputs *inputs, const struct 
     return load_chat(inputs, job, job_dir);
 }
 
-/* Whether its directory, or that of the model, is on this machine. */
+/* Whether the directory of the tokenizer, or else of the model, is on this machine. */
 static bool is_tokenizer_here(const struct rk_flow_inputs *inputs, const struct rk_config *job,
                               const char *job_dir)
 {

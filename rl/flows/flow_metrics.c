@@ -154,8 +154,8 @@ static bool is_scored(const struct view *view, int64_t row)
     return false;
 }
 
-/* Sums of a column's rows. Empty responses and those without a score are left out; those that rollout
- * correction rejected are not, since the reward of a policy is that of all its samples. */
+/* Sums of a column's rows. Empty responses and responses without a score are left out; responses that rollout
+ * correction rejected are not, since the reward of a policy is the mean over all its samples. */
 static struct rk_status *row_sums(struct rk_json *metrics, const struct view *view,
                                   const struct rk_batch *batch, const char *column, const char *name)
 {

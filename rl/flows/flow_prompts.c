@@ -136,8 +136,7 @@ static struct rk_status *load_datasets(struct rk_prompt_inputs *prompts, const s
     return load_dataset(&prompts->val, inputs, job, job_dir, &val);
 }
 
-/* Adds where the row is. A missing member may be there under another name, so those that it has are listed.
- */
+/* Adds where the row is, and the members that it has: a missing member may have another name. */
 static struct rk_status *at_row(struct rk_status *st, const struct rk_dataset_row *row, const char *key)
 {
     bool lacks_one = !row->ground_truth_json || !*row->data_source;

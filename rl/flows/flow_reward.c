@@ -106,7 +106,7 @@ static void make_items(struct rk_flow_scores *out, struct rk_flow_context *ctx,
     rk_str_fini(&text);
 }
 
-/* A function's score is in range; the sum with those of a model and of a penalty may not be. */
+/* A function's score is in range; its sum with a model's score and a penalty may not be. */
 static struct rk_status *check_range(const struct rk_flow_scores *scores)
 {
     for (int64_t row = 0; row < scores->num_rows; row++) {

@@ -17,7 +17,7 @@ static const char *const columns[] = {"input_ids", "attention_mask", "position_i
 
 /* --- texts in the model's own tokens --- */
 
-/* The messages of the prompt, and the response as that of the assistant. */
+/* The messages of the prompt, and the response as the assistant's message. */
 static struct rk_json *conversation(const struct rk_dataset_row *row, const struct rk_reward_item *item)
 {
     struct rk_json *messages = rk_json_new_array(), *answer = rk_json_new_object();

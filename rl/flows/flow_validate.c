@@ -71,7 +71,7 @@ static struct rk_status *run_part(struct validation *v, int64_t first, int64_t c
     const struct rk_dataset_row **rows = scratch(v, num_rows, sizeof(*rows));
     int64_t *streams = scratch(v, num_rows, sizeof(*streams));
     struct rk_flow_prompts prompts = {num_rows, rows, streams};
-    /* The metrics of this generation would replace those of training. */
+    /* The metrics of this generation would replace training's. */
     struct rk_json *dropped = rk_json_new_object();
     struct rk_json *sampling = sampling_options(v->ctx->job);
     struct part *part;

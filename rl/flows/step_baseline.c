@@ -17,7 +17,7 @@ static struct rk_status *generate_greedy(struct rk_batch **out, struct rk_flow_c
             rk_flow_scratch(ctx, (size_t)ctx->num_prompts, sizeof(int64_t)), /* nothing is drawn */
     };
     struct rk_json *dropped =
-        rk_json_new_object(); /* the metrics of this generation would replace those of training */
+        rk_json_new_object(); /* the metrics of this generation would replace training's */
     struct rk_json *sampling = rk_json_new_object();
     struct rk_status *st;
 

@@ -45,7 +45,7 @@ struct rk_status *rk_flow_add_log_probs(struct rk_flow_context *ctx, uint32_t ro
 
 #define CHECKED_ROWS_MIN 4 /* of a step whose log-probs are not computed again */
 
-/* Measures the difference between the log-probs of the batch and those of the rollout. */
+/* Measures the difference between the log-probs of the batch and the rollout's. */
 static struct rk_status *compare_batch(struct rk_flow_context *ctx, const struct rk_batch *batch,
                                        struct rk_flow_comparison *c, bool has_to_be_equal)
 {

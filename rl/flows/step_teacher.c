@@ -38,7 +38,7 @@ static const struct rk_flow_teachers *teachers_of(const struct rk_flow_context *
 
 struct part {
     const struct rk_flow_teacher *teacher;
-    int64_t count, num_padded; /* rows, and those that fill the last ones of its replicas */
+    int64_t count, num_padded; /* rows, and rows that fill up its last replicas */
     int64_t *rows, *seqlens;   /* [count + num_padded], in the order of the batch; of the first ones again */
     bool is_all;               /* the batch as it is */
 };

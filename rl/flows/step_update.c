@@ -67,7 +67,7 @@ static struct rk_status *update_actor(struct rk_flow_context *ctx)
     else if (takes_rollouts)
         rk_json_set(options, "calculate_entropy", rk_json_new_bool(true));
     st = rk_flow_call(ctx, "actor", "update_actor", batch, options, &plan, &result);
-    if (result.metrics && !takes_rollouts) /* the entropy of the previous pass is that of one policy */
+    if (result.metrics && !takes_rollouts) /* the entropy of the previous pass belongs to one policy */
         rk_json_remove(result.metrics, "actor/entropy");
     rk_flow_merge_metrics(ctx->metrics, result.metrics);
     rk_driver_result_fini(&result);

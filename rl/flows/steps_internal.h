@@ -55,8 +55,8 @@ struct rk_flow_pass {
     const char *role, *method;
     struct rk_job_micro micro;
     const struct rk_batch *batch;
-    const char *const
-        *columns; /* columns that the method reads, ended by NULL; NULL: those of a prompt and its response */
+    const char *const *columns; /* columns that the method reads, ended by NULL; NULL: the columns of a prompt
+                                 * and its response */
     int64_t num_rows;
     const int64_t *seqlens;  /* [num_rows] */
     struct rk_json *options; /* of the method; stolen */
@@ -90,12 +90,12 @@ struct rk_future *rk_flow_take_started(struct rk_flow_context *ctx, uint32_t rol
 void rk_flow_drop_passes(struct rk_flow_context *ctx);
 /* Whether no rank belongs to both meshes. */
 bool rk_flow_are_apart(const struct rk_mesh *a, const struct rk_mesh *b);
-/* The passes that do not depend on another one's result: those of the reference, the critic (the options are
- * the caller's) and the teachers. */
+/* The passes that do not depend on another one's result: of the reference, the critic (the options are the
+ * caller's) and the teachers. */
 struct rk_flow_pass rk_flow_ref_pass(const struct rk_flow_context *ctx);
 struct rk_flow_pass rk_flow_values_pass(const struct rk_flow_context *ctx);
 struct rk_status *rk_flow_start_teachers(struct rk_flow_context *ctx) RK_NODISCARD;
-/* Starts those of them that can run concurrently with the actor's. */
+/* Starts such passes if they can run concurrently with the actor's. */
 extern const struct rk_flow_step rk_step_start_passes;
 /* ABORTED (reason NON_FINITE) if the column, [num_rows, R], has such a value under the mask. */
 struct rk_status *rk_flow_check_finite(const struct rk_flow_context *ctx, const char *name) RK_NODISCARD;
@@ -183,9 +183,9 @@ bool rk_flow_has_score(const struct rk_reward_result *result);
 /* Clears the response_mask of rows: without marks they are excluded from losses, denominators, group
  * statistics and means. */
 struct rk_status *rk_flow_drop_rows(struct rk_batch *batch, const bool *is_dropped) RK_NODISCARD;
-/* Excludes rows without a score (is_dropped) from training: clears their response_mask, and that of a row
- * that is the only remaining one of its group. group_of[row] is below num_groups; NULL: rows are not compared
- * with each other. Sets reward/dropped and reward/dropped_groups. */
+/* Excludes rows without a score (is_dropped) from training: clears their response_mask, also for a row that
+ * is the only remaining one of its group. group_of[row] is below num_groups; NULL: rows are not compared with
+ * each other. Sets reward/dropped and reward/dropped_groups. */
 struct rk_status *rk_flow_drop_unscored(struct rk_batch *batch, struct rk_json *metrics,
                                         const struct rk_flow_scores *scores, const int64_t *group_of,
                                         int64_t num_groups) RK_NODISCARD;
@@ -202,7 +202,7 @@ void rk_flow_metric(struct rk_json *metrics, const char *name, double value); /*
 /* NAME/mean, NAME/max, NAME/min; nothing when count is 0. */
 void rk_flow_metric_stats(struct rk_json *metrics, const char *name, const double *values, int64_t count);
 void rk_flow_merge_metrics(struct rk_json *metrics, const struct rk_json *more);
-/* Log-probs of the policy, computed again, and those of the rollout: [num_rows, width]. */
+/* Log-probs of the policy, computed again, and of the rollout: [num_rows, width]. */
 struct rk_flow_comparison {
     int64_t num_rows, width;
     const int64_t *rows; /* [num_rows]: which rows of the step these are; NULL: the first ones */

@@ -13,7 +13,7 @@ struct expert_key {
     const char *name;
     int64_t without; /* the number that a model without experts may have */
     const char *expected;
-    bool exchanges; /* without effect on a model with experts, too, if a rank has all of them */
+    bool exchanges; /* without effect also on a model with experts, if a rank has all experts */
 };
 
 /* Roles with a mesh of their own keys. */

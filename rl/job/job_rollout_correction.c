@@ -184,8 +184,8 @@ void rk_job_rollout_correction_check(const struct rk_config *job, int32_t world_
 
 /* --- old_log_probs --- */
 
-/* The reason why the log-probs of the rollout differ from those of training, as "KEY=VALUE"; NULL when they
- * are equal bit for bit. numerics: NULL where the device is not known. rk_free it. */
+/* The reason why log-probs of rollout and training differ, as "KEY=VALUE"; NULL when they are equal bit for
+ * bit. numerics: NULL where the device is not known. rk_free it. */
 static char *inexact_because(const struct rk_config *job, const char *numerics)
 {
     int64_t top_k = rk_config_int(job, RK_JOB_ROLLOUT "top_k");
@@ -203,7 +203,7 @@ static char *inexact_because(const struct rk_config *job, const char *numerics)
         return rk_format(RK_JOB_ROLLOUT "top_p=%g", top_p);
     if (tp != actor_tp)
         return rk_format(RK_JOB_ROLLOUT RK_JOB_ROLLOUT_TP "=%d", tp);
-    /* Results of parts of experts are added in another order than those of whole ones. */
+    /* Results of parts of experts are added in another order than results of whole experts. */
     if (rk_job_etp(job, RK_ROLE_ROLLOUT) != rk_job_etp(job, RK_ROLE_ACTOR))
         return rk_format(RK_JOB_ROLLOUT RK_JOB_ROLLOUT_EP "=%d with " RK_JOB_ACTOR RK_JOB_ETP "=%d%s", ep,
                          rk_job_etp(job, RK_ROLE_ACTOR),

@@ -1,5 +1,5 @@
-/* Rules between the keys of every job, and between them and the number of daemons: including the
- * checks of verl. Those of jobs with prompts or examples are in job_prompts.c and job_examples.c. */
+/* Rules between the keys of every job, and between keys and the number of daemons: including the checks of
+ * verl. The rules of jobs with prompts or examples are in job_prompts.c and job_examples.c. */
 #include "rl/rk_job.h"
 
 #include <inttypes.h>

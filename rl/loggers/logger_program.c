@@ -106,7 +106,7 @@ static struct rk_json *public_config(const struct rk_config *job)
     return tree;
 }
 
-/* The run's name: that of its directory, which a run that is continued keeps. */
+/* The run's name: the name of its directory, which a continued run keeps. */
 static struct rk_json *begin_message(const struct rk_logger_config *config)
 {
     struct rk_json *message = rk_json_new_object(), *begin = rk_json_new_object();

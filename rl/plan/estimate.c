@@ -14,7 +14,7 @@ static int64_t size_at(const struct rk_json *config, const char *key, int64_t fa
     return value > 0 && value <= SIZE_MAX_KNOWN ? value : 0;
 }
 
-/* What attention costs. */
+/* Costs of attention. */
 struct attention {
     double weights; /* of its GEMMs */
     double width;   /* columns of scores and of values, on average of the two, over all heads */

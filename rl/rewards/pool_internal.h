@@ -20,7 +20,7 @@ struct rk_reward_pool_config {
 /* Members of a row's configuration that the pool reads in addition to num_workers. */
 #define RK_REWARD_POOL_KEYS "batch_size", "timeout", "start_timeout"
 
-/* Reads those members; argv, dir and kwargs stay NULL. */
+/* Reads the members above from the job; argv, dir and kwargs stay NULL. */
 struct rk_status *rk_reward_pool_read_config(struct rk_reward_pool_config *out,
                                              const struct rk_json *config) RK_NODISCARD;
 /* Starts the workers and waits for their hellos. Takes argv, dir and kwargs, on failure too. NOT_FOUND for a

@@ -250,7 +250,7 @@ static void take_items(struct run *run, struct slot *slot)
 
 /* --- answers --- */
 
-/* All items of the request, or those that have no result yet. */
+/* Fails all items of the request, or all items without a result. */
 static void fail_rest(struct run *run, const struct slot *slot, const bool *has_result,
                       rk_reward_outcome_t outcome, const char *why)
 {

@@ -40,7 +40,7 @@ struct rk_span rk_span_strip(struct rk_span text);
 
 /* Replaces every occurrence, from left to right. */
 void rk_span_replace(struct rk_str *str, const char *from, const char *to);
-/* Sets the builder to `text`, which may be a part of it. */
+/* Sets the builder to `text`, which may be a part of the builder's text. */
 void rk_span_assign(struct rk_str *str, struct rk_span text);
 
 /* From the last "\boxed{" (or another `opening` that ends in a brace) to its matching brace, both included;

@@ -186,7 +186,7 @@ struct rk_status *rk_parse_expr(struct rk_parser *parser, const struct rk_node *
 /* A tuple without parentheses, or one expression. `stop`: a name that ends it, or NULL. */
 struct rk_status *rk_parse_tuple(struct rk_parser *parser, const struct rk_node **out, bool with_cond,
                                  const char *stop) RK_NODISCARD;
-/* NAME, NAME.NAME, or a tuple of them. */
+/* NAME, NAME.NAME, or a tuple of such targets. */
 struct rk_status *rk_parse_target(struct rk_parser *parser, const struct rk_node **out,
                                   const char *stop) RK_NODISCARD;
 /* The filters that follow: `node` may be NULL (a block's text); with is_inline the first has no "|".

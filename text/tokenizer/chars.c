@@ -1,4 +1,4 @@
-/* Classes of characters. The lists and exceptions are those of the Unicode properties White_Space and
+/* Classes of characters. The lists and exceptions come from the Unicode properties White_Space and
  * Alphabetic; the general categories come from utf8proc. */
 #include <string.h>
 #include <utf8proc.h>

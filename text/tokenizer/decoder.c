@@ -184,7 +184,7 @@ static void apply_strip(const struct rk_decoder_step *step, struct rk_matcher *m
     }
 }
 
-/* Markers become spaces; those of the first token are dropped, unless no marker is prepended. */
+/* Markers become spaces; markers of the first token are dropped, unless no marker is prepended. */
 static void apply_metaspace(const struct rk_decoder_step *step, struct rk_matcher *matcher,
                             const struct rk_token_texts *in, struct rk_token_texts *out)
 {

@@ -95,7 +95,7 @@ static const struct {
     {"TemplateProcessing", read_template},
 };
 
-/* Ids of a later post-processor are placed around those of earlier ones. */
+/* Ids of a later post-processor are placed around the ids of earlier ones. */
 static void put_around(struct rk_around *outer, struct rk_around *inner)
 {
     for (int64_t i = 0; i < inner->prefix.count; i++)

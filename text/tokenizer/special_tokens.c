@@ -94,8 +94,8 @@ static struct rk_json *find_added(const struct rk_json *added, const char *text)
     return NULL;
 }
 
-/* Ordinary tokens become special and are searched in the text as it is; those that are special already keep
- * their properties. */
+/* Ordinary tokens become special and are searched in the text as it is; special tokens keep their properties.
+ */
 static void mark(struct rk_json *root, const struct rk_json *text)
 {
     const char *content = rk_json_as_string(text, "");

@@ -95,7 +95,7 @@ static struct rk_status *add_id_columns(struct forward *f)
     return NULL;
 }
 
-/* The experts that passes are given, and those that they return. */
+/* Columns of experts that passes are given, and that they return. */
 static struct rk_status *prepare_routes(struct forward *f)
 {
     struct rk_model_replay replay = rk_model_get_replay(f->call->role->model);

@@ -22,7 +22,7 @@ struct rk_forward_kind {
     /* The outputs are [B], at the last token of each row, instead of [B, R], at the positions before the
      * response tokens. */
     bool is_at_last_token;
-    /* Router replay: passes are given the experts of the rollout (R3); those of the actor also record what
+    /* Router replay: passes are given the experts of the rollout (R3); passes of the actor also record what
      * its routers choose. */
     bool replays_routes, records_routes;
 };

@@ -26,7 +26,7 @@ static struct rk_status *override_config(struct rk_model_build *build, const str
     return NULL;
 }
 
-/* The source of the model: the role's options, or those of the owner of its weights. */
+/* The source of the model: the role's options, or the options of the owner of its weights. */
 static struct rk_status *read_sources(struct rk_model_build *build, const struct rk_json *options)
 {
     const struct rk_json *config = rk_json_find(options, "model.hf_config");

@@ -29,7 +29,7 @@ struct update {
     float *log_probs;                 /* [B, R] of the result; NULL: it has none */
     const struct rk_mini_batch *mini; /* current */
     int64_t num_first;                /* mini-batches of the first pass over the rows */
-    bool is_first_pass;               /* that of the current one */
+    bool is_first_pass;               /* the current mini-batch belongs to the first pass */
     bool is_pipeline;                 /* the model is a stage of one */
     double grad_norm_sum;
     struct rk_router_metrics routers;

@@ -13,7 +13,7 @@ struct rk_update_kind {
     bool has_temperature;    /* among its options */
     bool has_pairs;          /* rows 2i and 2i + 1 of a chunk follow one another in a micro-batch */
     bool replays_routes;     /* with router replay, passes are given the experts of the batch */
-    bool only_accumulates;   /* no step: gradients are added to those of earlier calls, log-probs returned */
+    bool only_accumulates;   /* no step: adds to the gradients of earlier calls, returns log-probs */
 };
 
 /* Statistics of the routers of layers of experts over the steps of a call. */
@@ -26,8 +26,8 @@ void rk_router_metrics_add(struct rk_router_metrics *metrics, const struct rk_ro
 void rk_router_metrics_report(const struct rk_router_metrics *metrics, struct rk_job_call *job,
                               const char *prefix);
 
-/* Runs the plan. Metrics are means over its mini-batches: loss, those of the objective's terms,,
- * those of routers, and grad_norm, lr, skipped_steps, empty_steps. */
+/* Runs the plan. Metrics are means over its mini-batches: loss, metrics of the objective's terms and of
+ * routers, and grad_norm, lr, skipped_steps, empty_steps. */
 struct rk_status *rk_update_run(struct rk_method_call *call, const struct rk_update_kind *kind) RK_NODISCARD;
 
 /* Whether the role trains. */

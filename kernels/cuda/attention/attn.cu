@@ -8,7 +8,7 @@
 namespace
 {
 
-/* On average. */
+/* Query rows of a sequence, on average, up to which the decode kernels run. */
 constexpr int DECODE_ROWS_PER_SEQ = 64;
 
 bool has_wgmma_kernel(const rk_cuda_attn_device &device, int head_dim, int v_head_dim)

@@ -13,7 +13,7 @@
 #include "base/rk_log.h"
 #include "kernels/cuda/gemm/gemm_internal.h"
 
-#define NUM_TIMED 16 /* number of choices timed, of those expected to be the fastest */
+#define NUM_TIMED 16 /* number of choices timed: the ones expected to be the fastest */
 #define NUM_CALLS 8  /* in a graph */
 #define NUM_RUNS  3  /* of the graph; the fastest run counts */
 

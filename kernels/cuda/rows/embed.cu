@@ -211,7 +211,7 @@ struct embed_scratch {
     int threads;
 };
 
-/* Without addresses. */
+/* Sizes only: the addresses stay unset. */
 static struct embed_scratch size_scratch(const struct rk_embed_bwd_args *args)
 {
     int64_t num_tokens = args->dout.shape[0], num_cols = args->dout.shape[1];

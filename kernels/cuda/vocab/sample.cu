@@ -167,7 +167,7 @@ __device__ __forceinline__ void sample_all(const team_row<T> &own, const rk_samp
     team_sync(); /* a block must not exit before its results have been read */
 }
 
-/* With top-k or top-p. */
+/* Samples with top-k or top-p. */
 template <class T>
 __device__ __forceinline__ void sample_filtered(const team_row<T> &own, const rk_sample_params &params,
                                                 sample_out out)

@@ -38,7 +38,7 @@ constexpr float VOCAB_X_PLAIN = 64.0f; /* |x| below it: k = 0 */
 constexpr float VOCAB_X_FAST =
     -40.0f; /* eight terms with one from here to VOCAB_X_PLAIN take the fast path */
 
-/* As the header defines them. */
+/* Statistics as kernels/rk_kernels_vocab.h defines them. */
 struct softmax_stats {
     double max, sum, moment;
 };
@@ -75,7 +75,7 @@ __device__ __forceinline__ vocab_row<T> make_row(const T *logits, int64_t count,
     return {logits, count, inv_temperature, c, VOCAB_X_FAST / c, VOCAB_X_PLAIN / c, aligned};
 }
 
-/* Everything belongs. */
+/* A filter that keeps everything. */
 struct keep_all {
     static constexpr bool KEEPS_ALL = true;
 
@@ -230,7 +230,7 @@ template <class T> __device__ __forceinline__ float pack_max(const rk_pack<T, RK
     return max;
 }
 
-/* Two at a time. */
+/* Takes two elements at a time. */
 template <> __device__ __forceinline__ float pack_max(const rk_pack<rk_bf16, RK_TILE_PACK> &pack)
 {
     __nv_bfloat162 max, other;
@@ -287,7 +287,7 @@ template <class T> struct softmax_walk {
     int chunk_steps, left; /* left: remaining steps of the chunk */
     softmax_part total, part;
 
-    /* For chunks begin..end-1. */
+    /* A walk over chunks begin..end-1. */
     __device__ __forceinline__ softmax_walk(const vocab_row<T> &of, int begin, int end)
         : row(of), chunk_steps(chunk_steps_of(of)), total(softmax_empty()), part(softmax_empty())
     {

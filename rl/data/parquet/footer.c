@@ -248,7 +248,7 @@ static struct rk_status *check_names(const struct rk_parquet_footer *footer, int
     return NULL;
 }
 
-/* Reads a node and those below it; `left` is the number of elements of the list. */
+/* Reads a node and the nodes below it; `left` is the number of elements of the list. */
 static struct rk_status *read_tree(struct rk_parquet_footer *footer, struct rk_thrift *in, int64_t parent,
                                    int depth, int64_t *left)
 {

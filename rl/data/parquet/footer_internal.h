@@ -80,7 +80,7 @@ struct rk_parquet_footer {
 /* Reads the footer of an open file. `footer` is zeroed, and valid for fini on failure too. */
 struct rk_status *rk_parquet_footer_read(struct rk_parquet_footer *footer, int fd) RK_NODISCARD;
 void rk_parquet_footer_fini(struct rk_parquet_footer *footer);
-/* The names on the way to the node, without those of lists: "extra_info.tags"; rk_free it. */
+/* The names on the way to the node, without the names of lists: "extra_info.tags"; rk_free it. */
 char *rk_parquet_path(const struct rk_parquet_footer *footer, int64_t node);
 /* DATA_LOSS unless all bytes are there. */
 struct rk_status *rk_parquet_pread(int fd, void *dst, int64_t bytes, int64_t offset) RK_NODISCARD;

@@ -22,7 +22,7 @@ struct rk_parquet {
     int64_t row;                       /* the next one */
     int64_t row_bytes;                 /* of the row that is read */
     int64_t num_mended;                /* rows */
-    int64_t last_mended;               /* `row` at the last of them; 0: none */
+    int64_t last_mended;               /* the last mended row; 0: none */
     char *first_mended;
 };
 

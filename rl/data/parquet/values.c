@@ -1,4 +1,4 @@
-/* Texts of decimals, dates and times are those of Python's str and isoformat. */
+/* Texts of decimals, dates and times, as Python's str and isoformat write them. */
 #include "rl/data/parquet/values_internal.h"
 
 #include <inttypes.h>
