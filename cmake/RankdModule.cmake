@@ -42,7 +42,7 @@ function(rk_add_shared name)
     add_library(${name} SHARED ${CMAKE_CURRENT_BINARY_DIR}/${name}.c)
     target_include_directories(${name} INTERFACE ${CMAKE_SOURCE_DIR})
     target_link_libraries(${name} PRIVATE
-        -Wl,--whole-archive rk_base rk_proto rk_dispatch ${modules} -Wl,--no-whole-archive rk_flags)
+        -Wl,--whole-archive rk_proto rk_dispatch ${modules} -Wl,--no-whole-archive rk_base rk_flags)
     set(map ${CMAKE_CURRENT_SOURCE_DIR}/lib${name}.map)
     target_link_options(${name} PRIVATE -Wl,--version-script=${map})
     file(STRINGS ${CMAKE_SOURCE_DIR}/driver/rk_driver.h abi REGEX "^#define RK_DRIVER_ABI [0-9]+$")

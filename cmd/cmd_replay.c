@@ -12,7 +12,7 @@
 #include "base/rk_alloc.h"
 #include "base/format/rk_ckpt_dir.h"
 #include "base/rk_file.h"
-#include "cmd/replay/replay_internal.h"
+#include "cmd/replay/replay.h"
 
 #define DIFFERENCES_SHOWN 8
 #define NUM_THREADS_MAX   4096 /* of cpu.num_threads */

@@ -3,7 +3,7 @@
 #define RK_VERIFY_LAYOUT_CMD_INTERNAL_H
 
 #include "base/config/rk_config.h"
-#include "cmd/verify/verify_internal.h"
+#include "cmd/verify/verify.h"
 
 /* --- the jobs (verify_jobs.c) --- */
 

@@ -2,6 +2,8 @@
 # Checks every #include against the module table below (docs/architecture.md has it as a diagram):
 #   - a module includes only public headers of the modules in its row, and no private header of another module (a
 #     module's unit tests, the simulation and the fuzz targets may);
+#   - a header *_internal.h is included in its own folder, and in folders below it, only; a header of a module for its
+#     other folders has no prefix and no suffix (rl/data/messages.h), one for other modules the prefix rk_;
 #   - project headers are included by their path from the root and exist; a source includes its own header first;
 #   - a third-party header is included only in the files listed for its library.
 # Prints FILE:LINE: MESSAGE for each violation and exits 1.
@@ -87,6 +89,11 @@ function module_of(path) {
     return substr(path, 1, index(path, "/") - 1)
 }
 
+function folder_of(path) {
+    sub(/[^\/]*$/, "", path)
+    return path
+}
+
 function check_quoted(header,    target, is_own_test) {
     if (header ~ /[.]pb-c[.]h$/) { # generated into the build directory
         if (module != "proto" && module != "tests")
@@ -104,8 +111,12 @@ function check_quoted(header,    target, is_own_test) {
         report(module " may not include " target " (\"" header "\")")
     is_own_test = (index(file, "tests/unit/" target "/") == 1 || index(file, "tests/unit/sim/") == 1 || \
         index(file, "tests/fuzz/") == 1)
-    if (header ~ /_internal[.]h$/ && target != module && !is_own_test)
+    if (header !~ /_internal[.]h$/ || is_own_test)
+        return
+    if (target != module)
         report("\"" header "\" is private to " target)
+    else if (module != "engine" && index(file, folder_of(header)) != 1) # engine: until its trainer is apart
+        report("\"" header "\" is private to the folder " folder_of(header))
 }
 
 function check_angled(header,    i) {

@@ -1,7 +1,7 @@
 /* Method id -> handler, generated from the method table: a row without a handler does not link. */
 #include "worker/worker_internal.h"
 
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 static const rk_method_fn_t handlers[RK_METHOD_COUNT] = {
 #define X(id, name, roles, mode, mesh, exec, flags, in, out, options, doc) [RK_METHOD_##id] = rk_m_##name,

@@ -1,6 +1,6 @@
 /* Whether the recordings of the ranks agree, before anything runs: a call that is missing or different on one
  * rank would leave the others waiting in their collectives. */
-#include "cmd/replay/replay_internal.h"
+#include "cmd/replay/replay.h"
 
 #include <inttypes.h>
 #include <string.h>

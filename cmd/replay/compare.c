@@ -5,7 +5,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_dtype.h"
-#include "cmd/replay/replay_internal.h"
+#include "cmd/replay/replay.h"
 
 const char *rk_difference_kind_name(rk_difference_kind_t kind)
 {

@@ -1,4 +1,4 @@
-#include "cmd/replay/replay_internal.h"
+#include "cmd/replay/replay.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "cmd/replay/replay_internal.h"
+#include "cmd/replay/replay.h"
 
 /* One step that is being run. */
 struct replay_call {

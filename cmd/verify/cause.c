@@ -1,6 +1,6 @@
 /* The probable cause of a difference between two layouts. Each kind of parallelism has its own sums, and
  * determines which rows differ: rules from the most specific to the least. */
-#include "cmd/verify/verify_internal.h"
+#include "cmd/verify/verify.h"
 
 #include <math.h>
 #include <string.h>

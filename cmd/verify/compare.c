@@ -1,6 +1,6 @@
 /* Compares the gradients and parameters of two layouts after one step, tensor by tensor, a block of rows at a
  * time. */
-#include "cmd/verify/verify_internal.h"
+#include "cmd/verify/verify.h"
 
 #include <inttypes.h>
 #include <limits.h>

@@ -1,5 +1,5 @@
 /* Differences between numbers and the expected ones. */
-#include "cmd/verify/verify_internal.h"
+#include "cmd/verify/verify.h"
 
 #include <math.h>
 

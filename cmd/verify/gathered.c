@@ -1,6 +1,6 @@
 /* Complete tensors of a checkpoint: the shards describe their elements (docs/formats.md), and
  * a block of rows is assembled from all shards that have parts of it. Only one block is in memory. */
-#include "cmd/verify/verify_internal.h"
+#include "cmd/verify/verify.h"
 
 #include <stdlib.h>
 #include <string.h>

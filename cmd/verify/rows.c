@@ -3,7 +3,7 @@
  * An error is relative to the tensor's largest number. Values near 0 have no significant digits: a
  * metric below METRIC_FLOOR is compared relative to METRIC_FLOOR, a gradient below GRADIENT_FLOOR of the
  * role's largest one relative to that share of it. */
-#include "cmd/verify/verify_internal.h"
+#include "cmd/verify/verify.h"
 
 #include <math.h>
 

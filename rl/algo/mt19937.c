@@ -1,4 +1,4 @@
-#include "rl/algo/validation_internal.h"
+#include "rl/algo/validation.h"
 
 #define SHIFT 397
 

@@ -1,4 +1,4 @@
-#include "rl/algo/rollout_correction_internal.h"
+#include "rl/algo/rollout_correction.h"
 
 #include "base/rk_alloc.h"
 #include "rl/rk_algo.h"

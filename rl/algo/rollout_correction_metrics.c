@@ -1,6 +1,6 @@
 /* Metrics of rollout correction, with verl's names and definitions. Means over rows count rows without a
  * token too, with sums and means of 0; only the statistics of rejection leave these rows out. */
-#include "rl/algo/rollout_correction_internal.h"
+#include "rl/algo/rollout_correction.h"
 
 #include <math.h>
 

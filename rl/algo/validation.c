@@ -1,4 +1,4 @@
-#include "rl/algo/validation_internal.h"
+#include "rl/algo/validation.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-#include "rl/data/class_rows_internal.h"
+#include "rl/data/class_rows.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -2,7 +2,7 @@
 #ifndef RK_CONVERSATION_INTERNAL_H
 #define RK_CONVERSATION_INTERNAL_H
 
-#include "rl/data/messages_internal.h"
+#include "rl/data/messages.h"
 #include "rl/rk_examples.h"
 
 /* A sequence that grows. Zero-initialise; rk_marked_ids_fini releases. */

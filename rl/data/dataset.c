@@ -12,7 +12,7 @@
 #include "base/rk_map.h"
 #include "base/rk_random.h"
 #include "base/rk_str.h"
-#include "rl/data/messages_internal.h"
+#include "rl/data/messages.h"
 #include "rl/data/order_internal.h"
 #include "rl/data/prompt_internal.h"
 #include "rl/data/rows_internal.h"

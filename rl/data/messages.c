@@ -1,5 +1,5 @@
 /* Messages: common checks of all readers of data rows, and the chat template. */
-#include "rl/data/messages_internal.h"
+#include "rl/data/messages.h"
 
 #include <stdarg.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 #include "rl/data/prompt_internal.h"
 
 #include "base/rk_alloc.h"
-#include "rl/data/messages_internal.h"
+#include "rl/data/messages.h"
 
 void rk_prompt_fini(struct rk_prompt *prompt)
 {

@@ -7,7 +7,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_rng.h"
-#include "rl/data/class_rows_internal.h"
+#include "rl/data/class_rows.h"
 #include "base/rk_small_file.h"
 #include "rl/flows/steps_internal.h"
 #include "rl/rk_job.h"

@@ -6,7 +6,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"
-#include "rl/data/messages_internal.h"
+#include "rl/data/messages.h"
 #include "rl/flows/steps_internal.h"
 #include "rl/rk_job.h"
 #include "proto/rk_methods.h"

@@ -8,7 +8,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
 #include "base/rk_assert.h"
-#include "rl/algo/validation_internal.h"
+#include "rl/algo/validation.h"
 #include "rl/flows/flow_dump_internal.h"
 #include "rl/flows/steps_internal.h"
 #include "rl/rk_job.h"

@@ -2,7 +2,7 @@
  * Secretly Brings You Off-Policy RL Training", 2025): importance weights for the loss, rejection of tokens
  * and responses, and metrics of the difference between the rollout's policy and the trained one. With
  * bypass_mode the loss does it. */
-#include "rl/algo/rollout_correction_internal.h"
+#include "rl/algo/rollout_correction.h"
 #include "rl/flows/steps_internal.h"
 #include "rl/rk_job.h"
 

@@ -7,7 +7,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
 #include "base/rk_small_file.h"
-#include "rl/rewards/rewards_internal.h"
+#include "rl/rewards/rewards.h"
 
 #define FUNCTION     "custom_reward_function"
 #define OLD_PATH     "custom_reward_function.path"

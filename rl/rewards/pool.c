@@ -21,7 +21,7 @@
 #include "base/rk_log.h"
 #include "base/rk_time.h"
 #include "rl/rk_process.h"
-#include "rl/rewards/rewards_internal.h"
+#include "rl/rewards/rewards.h"
 #include "rl/rewards/wire_internal.h"
 
 #define NUM_WORKERS      8 /* verl's reward.num_workers */

@@ -1,5 +1,5 @@
 /* auto: the row that verl's default_compute_score takes for the data_source of each item. */
-#include "rl/rewards/rewards_internal.h"
+#include "rl/rewards/rewards.h"
 
 #include <string.h>
 

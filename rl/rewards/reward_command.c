@@ -3,7 +3,7 @@
  * Configuration: {"name": "command", "command": ["python3", "score.py"], "num_workers": 8, "batch_size": 1,
  * "timeout": "30s", "start_timeout": "60s", "dir": "scorers"}: the program and its arguments, started without
  * a shell; `dir` is where it runs, by default the job's directory. */
-#include "rl/rewards/rewards_internal.h"
+#include "rl/rewards/rewards.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
  * counts 0.5 * max(0, 1 - distance / 3) with the distance on the circle of ten digits; ending in the right
  * place counts like one more character. The score is the sum over (the longer length + 1): 1 for the exact
  * answer, 0 for nothing right. */
-#include "rl/rewards/rewards_internal.h"
+#include "rl/rewards/rewards.h"
 
 #include <stdbool.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
  * quarter. The ground truth is {"target": text or list of texts}, or the text itself.
  *
  * Keys: method (strict), score (1) when equal, format_score (0) when another answer was found. */
-#include "rl/rewards/rewards_internal.h"
+#include "rl/rewards/rewards.h"
 #include "rl/rewards/span_internal.h"
 
 #include <string.h>

@@ -7,7 +7,7 @@
  * A number is an optional minus and a run of digits, dots and commas. It is compared as text: "12.0" is not
  * "12". Keys: method (strict), score (1) when equal, format_score (0) when another number was found; none
  * scores 0. */
-#include "rl/rewards/rewards_internal.h"
+#include "rl/rewards/rewards.h"
 #include "rl/rewards/span_internal.h"
 
 #include <string.h>

@@ -7,7 +7,7 @@
  * that is busy or failing (429, 5xx) or could not be reached are repeated after a pause that doubles; those
  * that timed out are not. Keys: url, token_file, user, timeout (30s, of a request), batch_size (1),
  * max_concurrent (8), max_retries (3). */
-#include "rl/rewards/rewards_internal.h"
+#include "rl/rewards/rewards.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* math: the last \boxed{...} of a response against the ground truth, both normalised, by the rules of verl's
  * score for the MATH data sets (from Hendrycks et al., "Measuring Mathematical Problem Solving With the MATH
  * Dataset", arXiv:2103.03874). 1 when equal, else 0. */
-#include "rl/rewards/rewards_internal.h"
+#include "rl/rewards/rewards.h"
 #include "rl/rewards/span_internal.h"
 
 #include <string.h>

@@ -4,7 +4,7 @@
  * the last \boxed{...} of the last 100 characters must equal the ground truth exactly; with
  * strict_box_verify only that counts. 1 when right, else -1; extra: acc (1 or 0) and pred, the extracted
  * answer. */
-#include "rl/rewards/rewards_internal.h"
+#include "rl/rewards/rewards.h"
 #include "rl/rewards/span_internal.h"
 
 #include <string.h>

@@ -5,7 +5,7 @@
  * Configuration: {"name": "python", "custom_reward_function": {"path": "score.py", "name": "compute_score",
  * "reward_kwargs": {}}, "style": "verl", "verl_batch" or "trl", "python": "python3", and the keys of the
  * workers}. */
-#include "rl/rewards/rewards_internal.h"
+#include "rl/rewards/rewards.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
  * Keys: pattern, a PCRE2 regular expression whose first group (without groups: the whole match) is the
  * answer; score (1) when the answer is the ground truth, white space at the ends apart; format_score (0) when
  * it is another one; without a match 0. */
-#include "rl/rewards/rewards_internal.h"
+#include "rl/rewards/rewards.h"
 #include "rl/rewards/span_internal.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8

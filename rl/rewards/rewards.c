@@ -1,5 +1,5 @@
 /* The table of rewards, the checked entry points, and the treatment of items without a score. */
-#include "rl/rewards/rewards_internal.h"
+#include "rl/rewards/rewards.h"
 
 #include <float.h>
 #include <math.h>

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "rl/rewards/rewards_internal.h"
+#include "rl/rewards/rewards.h"
 
 #define MESSAGE_BYTES_MAX 1000
 #define IGNORED_BYTES_MAX 300 /* of the names of ignored members in a message */

@@ -20,7 +20,7 @@
 #include "base/rk_env.h"
 #include "base/rk_str.h"
 #include "dispatch/recording_internal.h"
-#include "cmd/replay/replay_internal.h"
+#include "cmd/replay/replay.h"
 
 #define FOLDERS    2
 #define HEAD_BYTES 7

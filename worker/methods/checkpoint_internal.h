@@ -2,7 +2,7 @@
 #ifndef RK_METHODS_CHECKPOINT_INTERNAL_H
 #define RK_METHODS_CHECKPOINT_INTERNAL_H
 
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 /* Bits of the option `contents`; 0 when it is null. */
 struct rk_status *rk_checkpoint_read_contents(const struct rk_method_call *call, uint32_t *out) RK_NODISCARD;

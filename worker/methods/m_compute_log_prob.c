@@ -1,6 +1,6 @@
 /* compute_log_prob: log-probs of the responses under the actor before an update, and other statistics of its
  * distributions for the estimators. */
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 #include "worker/methods/forward_internal.h"
 

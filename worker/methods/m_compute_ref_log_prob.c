@@ -1,5 +1,5 @@
 /* compute_ref_log_prob: log-probs of the responses under the reference policy, or a teacher. */
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 #include "worker/methods/forward_internal.h"
 

@@ -1,5 +1,5 @@
 /* compute_rm_score: the reward model's score of every row, at its last token. */
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 #include "worker/methods/forward_internal.h"
 

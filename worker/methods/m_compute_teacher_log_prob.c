@@ -1,5 +1,5 @@
 /* compute_teacher_log_prob: the teacher's most likely ids at every response token, with their log-probs. */
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 #include "worker/methods/forward_internal.h"
 

@@ -1,5 +1,5 @@
 /* compute_values: the critic's value of every response token, from the position before it. */
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 #include "worker/methods/forward_internal.h"
 

@@ -1,7 +1,7 @@
 /* export_hf: writes the model as a Hugging Face directory. One rank of the mesh writes; all return the same
  * result. With check_only only the empty directory is created: a driver detects before hours of
  * training that it could not save. */
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 #include "base/rk_alloc.h"
 

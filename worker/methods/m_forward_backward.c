@@ -1,6 +1,6 @@
 /* forward_backward: gradients of a sum over tokens, for optim_step. No normalisation: the caller provides
  * weights and advantages, and gradients of several calls are added. */
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 #include "worker/methods/update_internal.h"
 

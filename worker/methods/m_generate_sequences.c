@@ -6,7 +6,7 @@
  *
  * A sample is a function of (weights, prompt, options, seed, stream): running the method twice gives the
  * same. */
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 #include <string.h>
 

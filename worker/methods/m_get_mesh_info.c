@@ -1,6 +1,6 @@
 /* get_mesh_info: coordinates of this rank in the role's mesh and the state of the role, as meta of an empty
  * batch. */
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 #include <stdio.h>
 

@@ -4,7 +4,7 @@
  * have checked their options and made their memory plans, so that a mistyped option does not lose a trained
  * model. After that all ranks succeed, or none has a model. With plan_only it ends with the plan and changes
  * nothing. */
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 #include <stdio.h>
 

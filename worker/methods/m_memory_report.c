@@ -7,7 +7,7 @@
  *   overflows       allocations that passes had to make beyond the plan
  *   device          of the whole daemon; "own" is what operators share (workspaces), over all roles */
 #include "worker/methods/memory_json_internal.h"
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 static struct rk_json *format_peak(const struct rk_model_memory *memory)
 {

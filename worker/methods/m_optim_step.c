@@ -1,7 +1,7 @@
 /* optim_step: one optimizer step with the gradients of forward_backward, and one step of the learning-rate
  * schedule. Without gradients nothing changes; non-finite gradients are discarded, and the call fails.
  */
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 #include "worker/methods/update_internal.h"
 

@@ -1,6 +1,6 @@
 /* start_profile: starts recording the device's operators, copies, collectives and phases with their
  * times. No-op on a daemon that records already, and on ranks that are not selected. */
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 #include "kernels/rk_trace.h"
 

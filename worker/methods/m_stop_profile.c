@@ -1,7 +1,7 @@
 /* stop_profile: the events recorded since start_profile, in the Chrome trace format in a column of bytes:
  * objects, each followed by a comma and a newline, so that those of several ranks can be
  * concatenated. Without a start_profile there are none. */
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 #include <string.h>
 

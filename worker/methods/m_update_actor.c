@@ -1,5 +1,5 @@
 /* update_actor: the policy objective. */
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 #include "worker/methods/update_internal.h"
 

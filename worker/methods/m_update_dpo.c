@@ -1,5 +1,5 @@
 /* update_dpo: the objective of pairs of responses. */
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 #include "worker/methods/update_internal.h"
 

@@ -1,5 +1,5 @@
 /* update_sft: supervised fine-tuning on the marked tokens of whole sequences. */
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 #include "worker/methods/update_internal.h"
 

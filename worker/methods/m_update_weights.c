@@ -1,7 +1,7 @@
 /* update_weights: copies the actor's weights to the rollout, for any two meshes. It runs on the ranks of
  * both. No-op for a rollout that shares the actor's weights. The copies are compared before the
  * rollout may use them; after a failure it may not use them until the next update_weights. */
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 #include <string.h>
 

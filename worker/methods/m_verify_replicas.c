@@ -1,6 +1,6 @@
 /* verify_replicas: checks that all ranks that hold the same part of a parameter have the same values. All
  * return the same result. */
-#include "worker/methods/methods_internal.h"
+#include "worker/methods/methods.h"
 
 #include <stdio.h>
 

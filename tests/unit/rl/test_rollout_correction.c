@@ -1,5 +1,5 @@
 /* Rollout correction of a batch: verl's own functions on random batches, and worked numbers. */
-#include "rl/algo/rollout_correction_internal.h"
+#include "rl/algo/rollout_correction.h"
 
 #include <math.h>
 #include <string.h>

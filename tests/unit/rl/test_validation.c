@@ -1,5 +1,5 @@
 /* The metrics of a validation equal those of verl's own functions. */
-#include "rl/algo/validation_internal.h"
+#include "rl/algo/validation.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* The numbers of a validation, as verl computes them (process_validation_metrics of verl 0.9), and what its
  * random choices need: numpy's legacy generator. */
-#ifndef RK_VALIDATION_INTERNAL_H
-#define RK_VALIDATION_INTERNAL_H
+#ifndef RK_RL_VALIDATION_H
+#define RK_RL_VALIDATION_H
 
 #include <stdint.h>
 

@@ -1,6 +1,6 @@
 /* Messages of a data row: their form, and their text with the chat template of the model. */
-#ifndef RK_MESSAGES_INTERNAL_H
-#define RK_MESSAGES_INTERNAL_H
+#ifndef RK_RL_MESSAGES_H
+#define RK_RL_MESSAGES_H
 
 #include "base/rk_json.h"
 #include "base/rk_str.h"

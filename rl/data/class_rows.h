@@ -1,6 +1,6 @@
 /* Rows of a dataset class of the user's (data.custom_cls, verl's key). */
-#ifndef RK_CLASS_ROWS_INTERNAL_H
-#define RK_CLASS_ROWS_INTERNAL_H
+#ifndef RK_RL_CLASS_ROWS_H
+#define RK_RL_CLASS_ROWS_H
 
 #include "base/rk_json.h"
 #include "base/rk_status.h"

@@ -1,8 +1,8 @@
 /* Replays recorded calls on other daemons: the recordings of all ranks are merged into one order (order.c),
  * which must agree (agree.c), each call is sent with the inputs of each rank (run.c), and the results are
  * compared with the recorded ones (compare.c). */
-#ifndef RK_REPLAY_INTERNAL_H
-#define RK_REPLAY_INTERNAL_H
+#ifndef RK_CMD_REPLAY_H
+#define RK_CMD_REPLAY_H
 
 #include <stdbool.h>
 #include <stdint.h>

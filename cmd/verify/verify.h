@@ -1,7 +1,7 @@
 /* Comparison of two layouts (rankctl verify-layout): their checkpoints read as complete tensors,
  * differences, verdicts, and probable causes. */
-#ifndef RK_VERIFY_INTERNAL_H
-#define RK_VERIFY_INTERNAL_H
+#ifndef RK_CMD_VERIFY_H
+#define RK_CMD_VERIFY_H
 
 #include <stdbool.h>
 #include <stdint.h>

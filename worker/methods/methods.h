@@ -1,6 +1,6 @@
 /* The handlers of all methods, declared from the method table: m_<name>.c defines rk_m_<name>. */
-#ifndef RK_METHODS_INTERNAL_H
-#define RK_METHODS_INTERNAL_H
+#ifndef RK_WORKER_METHODS_H
+#define RK_WORKER_METHODS_H
 
 #include "worker/worker_internal.h"
 

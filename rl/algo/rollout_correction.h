@@ -1,6 +1,6 @@
 /* Rollout correction of a whole batch (base/math/rk_rollout_correction.h has the formulas of a row). */
-#ifndef RK_ROLLOUT_CORRECTION_INTERNAL_H
-#define RK_ROLLOUT_CORRECTION_INTERNAL_H
+#ifndef RK_RL_ROLLOUT_CORRECTION_H
+#define RK_RL_ROLLOUT_CORRECTION_H
 
 #include "base/rk_json.h"
 #include "base/math/rk_rollout_correction.h"

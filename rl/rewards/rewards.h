@@ -1,6 +1,6 @@
 /* Rows of the reward table and their common functions. */
-#ifndef RK_REWARDS_INTERNAL_H
-#define RK_REWARDS_INTERNAL_H
+#ifndef RK_RL_REWARDS_H
+#define RK_RL_REWARDS_H
 
 #include "base/rk_status.h"
 #include "rl/rk_reward.h"
