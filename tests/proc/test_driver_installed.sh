@@ -27,6 +27,23 @@ abi=$(sed -n 's/^#define RK_DRIVER_ABI //p' "$(pkg-config --variable=includedir 
 [ "$abi" = "$(pkg-config --variable=abi rankd_driver)" ]
 objdump -p "$libdir/librankd_driver.so" | grep -q "SONAME *librankd_driver.so.$abi\$"
 
+# declared_in HEADERS: the functions that they declare, without those defined inline
+declared_in() {
+    sed '/^static inline/,/^}/d' "$@" | "$cc" -fpreprocessed -dD -E -P -x c - 2>/dev/null |
+        sed -n 's/^[a-z][a-z0-9_ *]*[ *]\(rk_[a-z0-9_]*\)(.*/\1/p' | sort -u
+}
+include=$(pkg-config --variable=includedir rankd_driver)
+for library in rankd_driver rankd_rl; do
+    headers=$(find "$include/base" "$include/proto" "$include/dispatch" "$include/driver" -name '*.h')
+    [ $library = rankd_driver ] || headers="$headers $(find "$include/text" "$include/rl" -name '*.h')"
+    # shellcheck disable=SC2086 # words
+    declared_in $headers >"$dir/declared"
+    [ "$(wc -l <"$dir/declared")" -gt 200 ]
+    nm -D --defined-only "$libdir/lib$library.so" | sed 's/.* //' | sort >"$dir/exported"
+    missing=$(comm -23 "$dir/declared" "$dir/exported")
+    [ -z "$missing" ] || { echo "lib$library.so does not export:" $missing; exit 1; }
+done
+
 # shellcheck disable=SC2046,SC2086 # words
 "$cc" -std=c11 -Wall -Wextra -Werror $flag "$source/examples/c/two_groups.c" \
     $(pkg-config --cflags --libs rankd_driver) -o "$dir/two_groups"
