@@ -9,7 +9,7 @@
 #include "base/rk_log.h"
 #include "base/rk_status.h"
 #include "base/rk_str.h"
-#include "daemon/listen_internal.h"
+#include "daemon/guard/listen.h"
 
 struct rk_settings {
     /* fixed after start */

@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-#include "daemon/rpc_internal.h"
+#include "daemon/rpc/rpc.h"
 
 #define RK_HEALTH_WATCHERS_MAX 32
 

@@ -7,7 +7,7 @@
 #include "base/rk_log.h"
 #include "base/rk_time.h"
 #include "daemon/daemon_internal.h"
-#include "daemon/execute_internal.h"
+#include "daemon/rpc/execute.h"
 #include "daemon/feed_internal.h"
 
 struct rk_result *rk_result_retain(struct rk_result *result)

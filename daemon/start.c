@@ -13,7 +13,7 @@
 #include "base/rk_random.h"
 #include "base/rk_thread.h"
 #include "daemon/deadline_internal.h"
-#include "daemon/flight_internal.h"
+#include "daemon/rpc/flight.h"
 #include "daemon/notify_internal.h"
 #include "daemon/operation_internal.h"
 #include "daemon/tls_internal.h"

@@ -395,7 +395,7 @@ struct rk_health_check_response {
 };
 
 /* --- reflection.proto, of v1 and v1alpha alike. Responses are encoded where they are created
- * (daemon/rpc_reflect.c): they hold descriptors, which are encoded already. --- */
+ * (daemon/rpc/rpc_reflect.c): they hold descriptors, which are encoded already. --- */
 typedef enum rk_reflection_kind {
     RK_REFLECTION_NONE,
     RK_REFLECTION_FILE,

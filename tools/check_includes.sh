@@ -47,7 +47,7 @@ BEGIN {
     third("^(cuda|cublas|curand|cub/|cooperative_groups|mma)", "^(kernels/cuda/|bench/)")
     third("^uv[.]h$", "^daemon/")
     third("^systemd/", "^daemon/")
-    third("^microhttpd[.]h$", "^daemon/metrics_http[.]c$")
+    third("^microhttpd[.]h$", "^daemon/metrics/metrics_http[.]c$")
     third("^curl/", "^rl/rewards/reward_http[.]c$")
     third("^pcre2[.]h$", "^(text/tokenizer/|rl/rewards/reward_regex[.]c$)")
     third("^utf8proc[.]h$", "^(text/|rl/rewards/reward_exact[.]c$)")

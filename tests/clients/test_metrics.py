@@ -263,7 +263,7 @@ class Start(unittest.TestCase):
 class Page(unittest.TestCase):
     def test_the_page_has_every_metric(self):
         """docs/metrics.md has one row a metric of the table, with its type and help, and no other."""
-        with open(os.path.join(SOURCES, "daemon/metrics.def")) as file:
+        with open(os.path.join(SOURCES, "daemon/metrics/metrics.def")) as file:
             table = re.sub(r'"\s+"', "", file.read().replace("\\\n", " "))
         rows = re.findall(r'X\(\w+, "(\w+)",\s*(\w+),\s*"([^"]*)"\s*\)', table)
         self.assertEqual(len(rows), len(re.findall(r"X\([A-Z]", table)))
@@ -405,7 +405,7 @@ class Run(unittest.TestCase):
         metric's; metrics of GPUs and of failures, which are not here, are in the table at least."""
         with open(os.path.join(SOURCES, "deploy/grafana/rankd.json")) as file:
             panels = json.load(file)["panels"]
-        with open(os.path.join(SOURCES, "daemon/metrics.def")) as file:
+        with open(os.path.join(SOURCES, "daemon/metrics/metrics.def")) as file:
             table = set(re.findall(r'"((?:rankd|process)_\w+)"', file.read()))
         labels = {}  # of every observed sample, by name
         for families in [*self.during, self.families]:

@@ -6,7 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "daemon/descriptors_internal.h"
+#include "daemon/rpc/descriptors_internal.h"
 
 #define NAME_CHARACTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_."
 

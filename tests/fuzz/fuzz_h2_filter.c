@@ -6,7 +6,7 @@
 
 #include "base/rk_array.h"
 #include "base/rk_assert.h"
-#include "daemon/h2_filter_internal.h"
+#include "daemon/guard/h2_filter_internal.h"
 
 static void check(const struct rk_h2_filter *filter)
 {

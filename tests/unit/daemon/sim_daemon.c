@@ -6,9 +6,9 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_time.h"
-#include "daemon/execute_internal.h"
+#include "daemon/rpc/execute.h"
 #include "daemon/feed_internal.h"
-#include "daemon/watch_internal.h"
+#include "daemon/rpc/watch.h"
 #include "tests/unit/daemon/sim.h"
 
 #define TTL_MS   10000

@@ -1,4 +1,4 @@
-/* Calls of the daemon (daemon/rpc_internal.h) over the simulated network. Messages of one stream keep their
+/* Calls of the daemon (daemon/rpc/rpc.h) over the simulated network. Messages of one stream keep their
  * order, as on a connection; streams and small calls are reordered. Each side detects a broken link
  * independently, within the time of a keepalive. */
 #include <string.h>
@@ -7,7 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "daemon/execute_internal.h"
+#include "daemon/rpc/execute.h"
 #include "proto/rk_stream.h"
 #include "tests/unit/daemon/sim.h"
 
@@ -62,7 +62,7 @@ static void free_stream(struct sim_stream *stream)
     rk_free(stream);
 }
 
-/* --- the daemon's side (daemon/rpc_internal.h) --- */
+/* --- the daemon's side (daemon/rpc/rpc.h) --- */
 
 struct rk_daemon *rk_call_daemon(const struct rk_call *call)
 {

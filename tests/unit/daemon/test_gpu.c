@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/rk_time.h"
-#include "daemon/gpu_internal.h"
+#include "daemon/metrics/gpu.h"
 
 #define LIBRARY RK_TEST_BINARY_DIR "/tests/librk_fake_nvml.so"
 #define WAIT_MS 10000

@@ -1,6 +1,6 @@
 /* The guard without gRPC: the test controls the other end of its socket pairs. */
-#include "daemon/guard_internal.h"
-#include "daemon/pipe_internal.h"
+#include "daemon/guard/guard.h"
+#include "daemon/guard/pipe_internal.h"
 
 #include <arpa/inet.h>
 #include <poll.h>

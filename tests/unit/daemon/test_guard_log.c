@@ -1,5 +1,5 @@
 /* The log lines of connections that the guard ends, with a simulated clock. */
-#include "daemon/guard_log_internal.h"
+#include "daemon/guard/guard_log_internal.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-#include "daemon/h2_filter_internal.h"
+#include "daemon/guard/h2_filter_internal.h"
 
 #include <string.h>
 

@@ -1,4 +1,4 @@
-#include "daemon/listen_internal.h"
+#include "daemon/guard/listen.h"
 
 #include <string.h>
 #include <sys/socket.h>

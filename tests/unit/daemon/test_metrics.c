@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "daemon/metrics_internal.h"
+#include "daemon/metrics/metrics.h"
 #include "proto/rk_methods.h"
 
 static struct rk_metrics *metrics;

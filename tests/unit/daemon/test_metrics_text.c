@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/rk_compiler.h"
-#include "daemon/metrics_text_internal.h"
+#include "daemon/metrics/metrics_text_internal.h"
 
 #define HELP_UP "# HELP rankd_comm_up 1 while the communicators are up.\n# TYPE rankd_comm_up gauge\n"
 
