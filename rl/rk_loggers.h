@@ -69,8 +69,9 @@ struct rk_logger_ops {
 
 /* Always on: report.html (report/report.c). */
 extern const struct rk_logger_ops rk_logger_report;
-extern const struct rk_logger_ops rk_logger_console, rk_logger_file, rk_logger_tensorboard;
-extern const struct rk_logger_ops rk_logger_wandb, rk_logger_mlflow, rk_logger_swanlab, rk_logger_trackio;
+#define X(name) extern const struct rk_logger_ops rk_logger_##name;
+#include "rl/loggers/loggers.def"
+#undef X
 
 const struct rk_logger_ops *rk_logger_find(const char *name); /* NULL when unknown */
 const char *rk_logger_names(void);                            /* "console, file, tensorboard, ..." */

@@ -4,9 +4,12 @@
 
 #include "base/rk_str.h"
 
-/* The rows of engine/model/families.c; config.json's model_type is the family's name. */
-static const char *const model_types[] = {"llama",     "qwen2",     "qwen3",   "mistral",
-                                          "qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v3"};
+/* The families of the engine, which base does not include. */
+static const char *const model_types[] = {
+#define X(name) #name,
+#include "base/format/families.def"
+#undef X
+};
 
 struct rk_status *rk_hf_model_type_check(const char *model_type)
 {

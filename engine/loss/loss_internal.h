@@ -6,34 +6,9 @@
 
 #include "engine/rk_loss.h"
 
-/* Policy losses. */
-extern const struct rk_loss_ops rk_loss_vanilla;
-extern const struct rk_loss_ops rk_loss_gspo;
-extern const struct rk_loss_ops rk_loss_sapo;
-extern const struct rk_loss_ops rk_loss_gpg;
-extern const struct rk_loss_ops rk_loss_cispo;
-extern const struct rk_loss_ops rk_loss_dppo_tv;
-extern const struct rk_loss_ops rk_loss_dppo_kl;
-extern const struct rk_loss_ops rk_loss_dro;
-extern const struct rk_loss_ops rk_loss_clip_cov;
-extern const struct rk_loss_ops rk_loss_kl_cov;
-extern const struct rk_loss_ops rk_loss_geo_mean;
-extern const struct rk_loss_ops rk_loss_bypass_mode;
-/* The losses of the other kinds. */
-extern const struct rk_loss_ops rk_loss_value;
-extern const struct rk_loss_ops rk_loss_sft;
-extern const struct rk_loss_ops rk_loss_dpo;
-extern const struct rk_loss_ops rk_loss_sum_cross_entropy;
-extern const struct rk_loss_ops rk_loss_sum_importance_sampling;
-extern const struct rk_loss_ops rk_loss_sum_ppo;
-extern const struct rk_loss_ops rk_loss_sum_cispo;
-extern const struct rk_loss_ops rk_loss_sum_dro;
-extern const struct rk_loss_ops rk_loss_sum_gspo;
-/* Terms that are added to policy losses. */
-extern const struct rk_loss_ops rk_loss_kl;
-extern const struct rk_loss_ops rk_loss_entropy;
-extern const struct rk_loss_ops rk_loss_distill;
-extern const struct rk_loss_ops rk_loss_distill_topk;
+#define X(name) extern const struct rk_loss_ops rk_loss_##name;
+#include "engine/loss/losses.def"
+#undef X
 
 /* Iterates over the rows of a kind in order: the first after NULL, NULL after the last. */
 const struct rk_loss_ops *rk_loss_next(rk_objective_kind_t kind, const struct rk_loss_ops *after);

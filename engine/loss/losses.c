@@ -5,33 +5,10 @@
 
 #include "base/rk_assert.h"
 
-/* Terms follow the losses that they are added to, in the order of their sum. */
 static const struct rk_loss_ops *const losses[] = {
-    &rk_loss_vanilla,
-    &rk_loss_gspo,
-    &rk_loss_sapo,
-    &rk_loss_gpg,
-    &rk_loss_cispo,
-    &rk_loss_dppo_tv,
-    &rk_loss_dppo_kl,
-    &rk_loss_dro,
-    &rk_loss_clip_cov,
-    &rk_loss_kl_cov,
-    &rk_loss_geo_mean,
-    &rk_loss_bypass_mode,
-    &rk_loss_kl,
-    &rk_loss_entropy,
-    &rk_loss_distill,
-    &rk_loss_distill_topk,
-    &rk_loss_value,
-    &rk_loss_sft,
-    &rk_loss_dpo,
-    &rk_loss_sum_cross_entropy,
-    &rk_loss_sum_importance_sampling,
-    &rk_loss_sum_ppo,
-    &rk_loss_sum_cispo,
-    &rk_loss_sum_dro,
-    &rk_loss_sum_gspo,
+#define X(name) &rk_loss_##name,
+#include "engine/loss/losses.def"
+#undef X
 };
 
 const struct rk_loss_ops *rk_loss_next(rk_objective_kind_t kind, const struct rk_loss_ops *after)

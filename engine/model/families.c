@@ -7,8 +7,9 @@
 #include "base/format/rk_hf_config.h"
 
 static const struct rk_model_family *const families[] = {
-    &rk_family_llama,     &rk_family_qwen2,     &rk_family_qwen3,   &rk_family_mistral,
-    &rk_family_qwen2_moe, &rk_family_qwen3_moe, &rk_family_mixtral, &rk_family_deepseek_v3,
+#define X(name) &rk_family_##name,
+#include "base/format/families.def"
+#undef X
 };
 
 static const struct rk_model_family *extra_family;

@@ -29,7 +29,7 @@ struct rk_layer_kind {
 };
 
 struct rk_model_family {
-    const char *name; /* config.json's model_type; base/format/rk_hf_config.c lists all of the table */
+    const char *name; /* config.json's model_type */
     uint32_t abi;     /* RK_FAMILY_ABI */
     /* Required. Reads config.json into `out`, whose family is set; rejects values that the family does not
      * implement. If layers differ, sets the kind of each in out->layer_kinds. */
@@ -37,14 +37,9 @@ struct rk_model_family {
     const struct rk_layer_kind *layer_kinds; /* required */
 };
 
-extern const struct rk_model_family rk_family_llama;       /* family_llama.c */
-extern const struct rk_model_family rk_family_qwen2;       /* family_qwen2.c */
-extern const struct rk_model_family rk_family_qwen3;       /* family_qwen3.c */
-extern const struct rk_model_family rk_family_mistral;     /* family_mistral.c */
-extern const struct rk_model_family rk_family_qwen2_moe;   /* family_qwen2_moe.c */
-extern const struct rk_model_family rk_family_qwen3_moe;   /* family_qwen3_moe.c */
-extern const struct rk_model_family rk_family_mixtral;     /* family_mixtral.c */
-extern const struct rk_model_family rk_family_deepseek_v3; /* family_deepseek_v3.c */
+#define X(name) extern const struct rk_model_family rk_family_##name;
+#include "base/format/families.def"
+#undef X
 
 /* The list with one kind of layer: attention and a gated MLP, with Llama's parameter names. */
 extern const struct rk_layer_kind rk_dense_layers[];

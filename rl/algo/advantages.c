@@ -8,20 +8,9 @@
 #include "base/rk_str.h"
 
 static const struct rk_adv_ops *const rows[] = {
-    &rk_adv_gae,
-    &rk_adv_grpo,
-    &rk_adv_grpo_vectorized,
-    &rk_adv_gdpo,
-    &rk_adv_grpo_passk,
-    &rk_adv_rloo,
-    &rk_adv_rloo_vectorized,
-    &rk_adv_opo,
-    &rk_adv_reinforce_plus_plus,
-    &rk_adv_reinforce_plus_plus_baseline,
-    &rk_adv_remax,
-    &rk_adv_gpg,
-    &rk_adv_optimal_token_baseline,
-    &rk_adv_tir_optimal_token_baseline,
+#define X(name) &rk_adv_##name,
+#include "rl/algo/advantages.def"
+#undef X
 };
 
 const struct rk_adv_ops *rk_adv_find(const char *name)

@@ -9,8 +9,9 @@
 #include "base/rk_log.h"
 
 static const struct rk_logger_ops *const table[] = {
-    &rk_logger_console, &rk_logger_file,    &rk_logger_tensorboard, &rk_logger_wandb,
-    &rk_logger_mlflow,  &rk_logger_swanlab, &rk_logger_trackio,
+#define X(name) &rk_logger_##name,
+#include "rl/loggers/loggers.def"
+#undef X
 };
 
 const struct rk_logger_ops *rk_logger_find(const char *name)
@@ -24,7 +25,13 @@ const struct rk_logger_ops *rk_logger_find(const char *name)
 
 const char *rk_logger_names(void)
 {
-    return "console, file, tensorboard, wandb, mlflow, swanlab, trackio";
+    static const char names[] =
+#define X(name) ", " #name
+#include "rl/loggers/loggers.def"
+#undef X
+        ;
+
+    return names + strlen(", ");
 }
 
 const char *rk_logger_advice(const char *name)

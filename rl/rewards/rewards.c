@@ -17,8 +17,9 @@
 #define ITEMS_BEFORE_WATCH 64 /* scored between two checks for an interrupt */
 
 static const struct rk_reward_ops *const rows[] = {
-    &rk_reward_auto,  &rk_reward_gsm8k,  &rk_reward_math,    &rk_reward_math_dapo, &rk_reward_exact,
-    &rk_reward_regex, &rk_reward_digits, &rk_reward_command, &rk_reward_python,    &rk_reward_http,
+#define X(name) &rk_reward_##name,
+#include "rl/rewards/rewards.def"
+#undef X
 };
 
 /* reward.on_error: treatment of an item that failed. */

@@ -5,16 +5,9 @@
 #include "base/rk_status.h"
 #include "rl/rk_reward.h"
 
-extern const struct rk_reward_ops rk_reward_auto;
-extern const struct rk_reward_ops rk_reward_command;
-extern const struct rk_reward_ops rk_reward_digits;
-extern const struct rk_reward_ops rk_reward_exact;
-extern const struct rk_reward_ops rk_reward_gsm8k;
-extern const struct rk_reward_ops rk_reward_http;
-extern const struct rk_reward_ops rk_reward_math;
-extern const struct rk_reward_ops rk_reward_math_dapo;
-extern const struct rk_reward_ops rk_reward_python;
-extern const struct rk_reward_ops rk_reward_regex;
+#define X(name) extern const struct rk_reward_ops rk_reward_##name;
+#include "rl/rewards/rewards.def"
+#undef X
 
 /* The result of an item that has no score. */
 void rk_reward_fail(struct rk_reward_result *result, rk_reward_outcome_t outcome, const char *fmt, ...)
