@@ -75,10 +75,11 @@ static void note_failure(struct rk_operation *operation, const struct rk_status 
     daemon->last_error =
         rk_format("%s: %s: %s", operation->name, rk_code_name(rk_status_code(st)), rk_status_message(st));
     rk_status_format_frames(st, frames, sizeof(frames));
-    RK_WARN("method failed name=%s epoch=%llu seq=%llu code=%s reason=%s ms=%lld\n%s", operation->name,
+    RK_WARN("method failed name=%s epoch=%llu seq=%llu code=%s reason=%s ms=%lld: %s\n%s", operation->name,
             (unsigned long long)operation->epoch, (unsigned long long)operation->seq,
             rk_code_name(rk_status_code(st)), rk_status_reason(st),
-            (long long)((rk_time_now_ns() - operation->committed_ns) / 1000000), frames);
+            (long long)((rk_time_now_ns() - operation->committed_ns) / 1000000), rk_status_message(st),
+            frames);
 }
 
 static void tell_start(const struct rk_operation *operation)

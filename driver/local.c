@@ -246,7 +246,9 @@ static struct rk_status *start_error(const struct child *child, const char *text
  * collected. */
 static bool ends_soon(struct child *child)
 {
-    for (int64_t waited_ms = 0; !reap(child) && waited_ms < STOP_TIMEOUT_MS; waited_ms += STOP_POLL_MS)
+    int64_t deadline_ns = rk_time_now_ns() + STOP_TIMEOUT_MS * 1000000LL;
+
+    while (!reap(child) && rk_time_now_ns() < deadline_ns)
         rk_time_sleep_ms(STOP_POLL_MS);
     return child->pid == 0;
 }
@@ -433,9 +435,11 @@ struct rk_status *rk_local_detach(struct rk_local *local)
 
 static void stop_all(struct rk_local *local)
 {
+    int64_t deadline_ns = rk_time_now_ns() + STOP_TIMEOUT_MS * 1000000LL;
+
     signal_all(local, SIGTERM);
     signal_all(local, SIGCONT); /* a suspended process would not react */
-    for (int64_t waited_ms = 0; !all_ended(local) && waited_ms < STOP_TIMEOUT_MS; waited_ms += STOP_POLL_MS)
+    while (!all_ended(local) && rk_time_now_ns() < deadline_ns)
         rk_time_sleep_ms(STOP_POLL_MS);
     signal_all(local, SIGKILL);
     while (!all_ended(local)) /* SIGKILL cannot be refused */
@@ -483,8 +487,10 @@ static bool any_died(struct rk_local *local)
 
 void rk_local_describe_deaths(struct rk_local *local, struct rk_str *out)
 {
+    int64_t deadline_ns = rk_time_now_ns() + DEATH_WAIT_MS * 1000000LL;
+
     /* The connections of a dying process close a moment before it can be waited for. */
-    for (int64_t waited_ms = 0; !any_died(local) && waited_ms < DEATH_WAIT_MS; waited_ms += STOP_POLL_MS)
+    while (!any_died(local) && rk_time_now_ns() < deadline_ns)
         rk_time_sleep_ms(STOP_POLL_MS);
     for (int32_t i = 0; i < local->num_children; i++) {
         if (local->children[i].has_ended)

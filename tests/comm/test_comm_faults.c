@@ -273,7 +273,7 @@ static int rank_slow(int32_t rank, int32_t num_ranks, void *user)
         return 1;
     for (int i = 0; i < 2; i++) {
         if (rank == i)
-            rk_time_sleep_ms(1200);
+            rk_time_sleep_ms(3000);
         RK_RANK_OK(rk_comm_all_reduce(group, NULL, rk_tensor_1d(data, RK_DTYPE_F32, 1 << 20), RK_REDUCE_SUM));
         RK_RANK_OK(rk_comm_broadcast(group, NULL, rk_tensor_1d(data, RK_DTYPE_F32, 1 << 20), 3));
     }
@@ -287,7 +287,7 @@ static void test_comm_all_reduce_with_slow_rank_waits(void **state)
     struct run *run = run_create("127.0.0.1");
 
     (void)state;
-    run->config.progress_timeout_ms = 400;
+    run->config.progress_timeout_ms = 1000; /* a heartbeat may be late by as much on a busy machine */
     assert_int_equal(rk_test_run_ranks(NUM_RANKS, rank_slow, run, 30), 0);
     run_destroy(run);
 }

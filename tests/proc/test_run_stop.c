@@ -527,7 +527,7 @@ static void test_stop_twice_of_local_daemons_says_that_they_end(void **state)
     struct outcome outcome;
 
     (void)state;
-    setenv("RANKD_FAULTS", "worker.before_method=sleep:8s@9", 1);
+    setenv("RANKD_FAULTS", "worker.before_method=sleep:60s@9", 1);
     run = start_long_run("--local", "2", dir);
     unsetenv("RANKD_FAULTS");
     wait_stderr(run, FIRST_STEP, 30000);
@@ -535,7 +535,7 @@ static void test_stop_twice_of_local_daemons_says_that_they_end(void **state)
     rk_proc_signal(run, SIGINT);
     rk_time_sleep_ms(500);
     rk_proc_signal(run, SIGINT);
-    outcome = finish_rankctl(run, 6000);
+    outcome = finish_rankctl(run, 20000);
     assert_exit(&outcome, -SIGINT);
     assert_text("stderr", outcome.err, "interrupted twice: the daemons of --local are stopped");
     outcome_fini(&outcome);
