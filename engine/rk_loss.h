@@ -20,8 +20,6 @@
 
 RK_BEGIN_DECLS
 
-#define RK_LOSS_ABI 5
-
 /* Columns [B, R] of a batch that losses read: X(ID, name). */
 #define RK_LOSS_COLUMN_TABLE(X)                 \
     X(OLD_LOG_PROBS, "old_log_probs")           \
@@ -112,7 +110,6 @@ struct rk_loss_out {
 /* A row of the loss table. */
 struct rk_loss_ops {
     const char *name; /* "vanilla" */
-    uint32_t abi;     /* RK_LOSS_ABI */
     rk_objective_kind_t kind;
     uint32_t outputs;          /* RK_HEAD_BIT: outputs read; differentiated unless listed by `measures` */
     uint32_t columns;          /* RK_LOSS_BIT: required columns */

@@ -10,8 +10,6 @@
 
 RK_BEGIN_DECLS
 
-#define RK_ADV_ABI 2
-
 /* Inputs of an estimator in addition to rewards, mask and uid. */
 enum rk_adv_needs {
     RK_ADV_NEEDS_VALUES = 1u << 0,           /* of the critic */
@@ -49,8 +47,7 @@ struct rk_adv_out {
 
 /* A row of the estimator table: docs/algorithms.md. */
 struct rk_adv_ops {
-    const char *name; /* algorithm.adv_estimator: "grpo" */
-    uint32_t abi;
+    const char *name;  /* algorithm.adv_estimator: "grpo" */
     uint32_t needs;    /* enum rk_adv_needs */
     int32_t min_group; /* rows of a group: 0 when rows are not compared with others of their prompt */
     struct rk_status *(*compute)(const struct rk_adv_out *out, const struct rk_adv_in *in);

@@ -12,8 +12,6 @@
 #include "base/rk_status.h"
 #include "base/rk_str.h"
 
-#define RK_LOGGER_ABI 1
-
 struct rk_logger_config {
     const struct rk_config *job;
     const char *name;    /* of the logger; set by rk_loggers_create */
@@ -45,7 +43,6 @@ struct rk_samples {
  * the next step tries again: a run does not end because a plot cannot be written. */
 struct rk_logger_ops {
     const char *name; /* member of trainer.logger */
-    uint32_t abi;
     /* Optional: this machine may lack what the logger needs. When it cannot be opened, the run has
      * TensorBoard's files instead; the text says what to do with them. */
     const char *advice;

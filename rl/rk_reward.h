@@ -12,8 +12,6 @@
 
 RK_BEGIN_DECLS
 
-#define RK_REWARD_ABI 4
-
 struct rk_reward_item {
     const char *data_source; /* of the row; "" when the data has none */
     const char *prompt;      /* text of the data row */
@@ -70,8 +68,7 @@ struct rk_reward;
 
 /* One kind of reward. */
 struct rk_reward_ops {
-    const char *name; /* "digits", "command" */
-    uint32_t abi;
+    const char *name;        /* "digits", "command" */
     const char *const *keys; /* members of its configuration in addition to the common ones;
                               * NULL-terminated */
     /* `config` is the job's reward object ({"name": ..., ...}), whose relative paths are relative to `dir`.

@@ -58,7 +58,6 @@ static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *i
 
 const struct rk_loss_ops rk_loss_kl = {
     .name = "kl",
-    .abi = RK_LOSS_ABI,
     .kind = RK_OBJECTIVE_POLICY,
     .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
     .columns = RK_LOSS_BIT(RK_LOSS_REF_LOG_PROB),

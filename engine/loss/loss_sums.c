@@ -16,8 +16,8 @@
 #include "engine/loss/policy.h"
 
 #define FIELDS                                                                               \
-    .abi = RK_LOSS_ABI, .kind = RK_OBJECTIVE_SUM, .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS), \
-    .metrics = metrics, .num_metrics = RK_ARRAY_LEN(metrics)
+    .kind = RK_OBJECTIVE_SUM, .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS), .metrics = metrics, \
+    .num_metrics = RK_ARRAY_LEN(metrics)
 
 static const struct rk_loss_metric metrics[] = {[RK_PG_LOSS] = {"loss_sum", RK_LOSS_SUM, 0}};
 

@@ -16,7 +16,6 @@ const struct rk_loss_ops *rk_loss_next(rk_objective_kind_t kind, const struct rk
     bool is_behind = after == NULL;
 
     for (size_t i = 0; i < RK_ARRAY_LEN(losses); i++) {
-        RK_ASSERT(losses[i]->abi == RK_LOSS_ABI);
         RK_ASSERT(losses[i]->config_bytes <= RK_LOSS_CONFIG_BYTES_MAX);
         RK_ASSERT(losses[i]->num_metrics <= RK_LOSS_METRICS_MAX);
         if (is_behind && losses[i]->kind == kind)

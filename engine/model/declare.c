@@ -43,7 +43,6 @@ static struct rk_status *add_rope(struct rk_model_core *core, struct rk_block *b
 static struct rk_status *declare_block(struct rk_model_core *core, struct rk_block *block,
                                        const struct rk_block_site *site)
 {
-    RK_ASSERT(block->ops->abi == RK_BLOCK_ABI);
     block->own = rk_calloc(1, block->ops->block_bytes);
     RK_TRY(block->ops->declare(block, &core->params, site));
     block->first_cache = core->num_caches;

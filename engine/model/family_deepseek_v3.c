@@ -133,7 +133,6 @@ static struct rk_status *deepseek_v3_parse_config(struct rk_model_config *out,
 
 const struct rk_model_family rk_family_deepseek_v3 = {
     .name = "deepseek_v3",
-    .abi = RK_FAMILY_ABI,
     .parse_config = deepseek_v3_parse_config,
     .layer_kinds = layer_kinds,
 };

@@ -24,7 +24,6 @@ static struct rk_status *llama_parse_config(struct rk_model_config *out, const s
 
 const struct rk_model_family rk_family_llama = {
     .name = "llama",
-    .abi = RK_FAMILY_ABI,
     .parse_config = llama_parse_config,
     .layer_kinds = rk_dense_layers,
 };

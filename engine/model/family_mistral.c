@@ -25,7 +25,6 @@ static struct rk_status *mistral_parse_config(struct rk_model_config *out, const
 
 const struct rk_model_family rk_family_mistral = {
     .name = "mistral",
-    .abi = RK_FAMILY_ABI,
     .parse_config = mistral_parse_config,
     .layer_kinds = rk_dense_layers,
 };

@@ -47,7 +47,6 @@ static const struct rk_layer_kind layers[] = {{"sparse", blocks}, {0}};
 
 const struct rk_model_family rk_family_mixtral = {
     .name = "mixtral",
-    .abi = RK_FAMILY_ABI,
     .parse_config = mixtral_parse_config,
     .layer_kinds = layers,
 };

@@ -22,7 +22,6 @@ static struct rk_status *qwen2_parse_config(struct rk_model_config *out, const s
 
 const struct rk_model_family rk_family_qwen2 = {
     .name = "qwen2",
-    .abi = RK_FAMILY_ABI,
     .parse_config = qwen2_parse_config,
     .layer_kinds = rk_dense_layers,
 };

@@ -40,7 +40,6 @@ static struct rk_status *qwen2_moe_parse_config(struct rk_model_config *out, con
 
 const struct rk_model_family rk_family_qwen2_moe = {
     .name = "qwen2_moe",
-    .abi = RK_FAMILY_ABI,
     .parse_config = qwen2_moe_parse_config,
     .layer_kinds = rk_sparse_layers,
 };

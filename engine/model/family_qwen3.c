@@ -26,7 +26,6 @@ static struct rk_status *qwen3_parse_config(struct rk_model_config *out, const s
 
 const struct rk_model_family rk_family_qwen3 = {
     .name = "qwen3",
-    .abi = RK_FAMILY_ABI,
     .parse_config = qwen3_parse_config,
     .layer_kinds = rk_dense_layers,
 };

@@ -38,7 +38,6 @@ static struct rk_status *qwen3_moe_parse_config(struct rk_model_config *out, con
 
 const struct rk_model_family rk_family_qwen3_moe = {
     .name = "qwen3_moe",
-    .abi = RK_FAMILY_ABI,
     .parse_config = qwen3_moe_parse_config,
     .layer_kinds = rk_sparse_layers,
 };

@@ -13,8 +13,6 @@
 
 /* --- families: rows of families.c --- */
 
-#define RK_FAMILY_ABI 3
-
 /* One block in a family's list of a layer: x <- x + ops(norm(x)). */
 struct rk_block_desc {
     const struct rk_block_ops *ops; /* NULL ends the list */
@@ -30,7 +28,6 @@ struct rk_layer_kind {
 
 struct rk_model_family {
     const char *name; /* config.json's model_type */
-    uint32_t abi;     /* RK_FAMILY_ABI */
     /* Required. Reads config.json into `out`, whose family is set; rejects values that the family does not
      * implement. If layers differ, sets the kind of each in out->layer_kinds. */
     struct rk_status *(*parse_config)(struct rk_model_config *out, const struct rk_json *hf_config);

@@ -420,7 +420,6 @@ static struct rk_status *attention_backward(struct rk_pass *pass, const struct r
 
 const struct rk_block_ops rk_block_attention = {
     .name = "attention",
-    .abi = RK_BLOCK_ABI,
     .block_bytes = sizeof(struct attention),
     .saved_bytes = sizeof(struct saved),
     .declare = attention_declare,

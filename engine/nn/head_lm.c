@@ -202,7 +202,6 @@ static const char *const architectures[] = {"ForCausalLM", NULL};
 
 const struct rk_head_ops rk_head_lm = {
     .name = "lm",
-    .abi = RK_HEAD_ABI,
     .outputs =
         RK_HEAD_BIT(RK_HEAD_LOG_PROBS) | RK_HEAD_BIT(RK_HEAD_ENTROPY) | RK_HEAD_BIT(RK_HEAD_SUM_PI_SQUARED),
     .architectures = architectures,

@@ -135,7 +135,6 @@ static const char *const score_architectures[] = {"ForSequenceClassification", "
 
 const struct rk_head_ops rk_head_value = {
     .name = "value",
-    .abi = RK_HEAD_ABI,
     .outputs = RK_HEAD_BIT(RK_HEAD_VALUES),
     .architectures = value_architectures,
     .declare = declare_value,
@@ -145,7 +144,6 @@ const struct rk_head_ops rk_head_value = {
 
 const struct rk_head_ops rk_head_score = {
     .name = "score",
-    .abi = RK_HEAD_ABI,
     .outputs = RK_HEAD_BIT(RK_HEAD_VALUES),
     .architectures = score_architectures,
     .declare = declare_score,

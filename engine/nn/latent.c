@@ -436,7 +436,6 @@ static struct rk_status *latent_backward(struct rk_pass *pass, const struct rk_b
 
 const struct rk_block_ops rk_block_latent = {
     .name = "latent",
-    .abi = RK_BLOCK_ABI,
     .block_bytes = sizeof(struct rk_latent),
     .saved_bytes = sizeof(struct saved),
     .declare = rk_latent_declare,

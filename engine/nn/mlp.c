@@ -129,7 +129,6 @@ static struct rk_status *swiglu_backward(struct rk_pass *pass, const struct rk_b
 
 const struct rk_block_ops rk_block_swiglu = {
     .name = "swiglu",
-    .abi = RK_BLOCK_ABI,
     .block_bytes = sizeof(struct mlp),
     .saved_bytes = sizeof(struct saved),
     .declare = swiglu_declare,

@@ -432,7 +432,6 @@ static struct rk_status *moe_backward(struct rk_pass *pass, const struct rk_bloc
 
 const struct rk_block_ops rk_block_moe = {
     .name = "moe",
-    .abi = RK_BLOCK_ABI,
     .block_bytes = sizeof(struct rk_moe),
     .saved_bytes = sizeof(struct rk_moe_saved),
     .declare = rk_moe_declare,

@@ -338,13 +338,10 @@ struct rk_block_site {
     const char *module; /* "self_attn" */
 };
 
-#define RK_BLOCK_ABI 2
-
 /* A kind of block. Its weights and its saved tensors are opaque to callers, which only allocate memory for
  * them. */
 struct rk_block_ops {
-    const char *name; /* "attention", "swiglu" */
-    uint32_t abi;
+    const char *name;   /* "attention", "swiglu" */
     size_t block_bytes; /* of block->own */
     size_t saved_bytes; /* size of the state that forward saves for backward, in host memory */
     /* Required. Adds the parameters to the table and fills block->own and block->decl, which are zeroed;
@@ -428,11 +425,8 @@ struct rk_head_site {
     const struct rk_weight *embedding; /* for a head that shares its weight */
 };
 
-#define RK_HEAD_ABI 1
-
 struct rk_head_ops {
-    const char *name; /* "lm" */
-    uint32_t abi;
+    const char *name;                 /* "lm" */
     uint32_t outputs;                 /* RK_HEAD_BIT of the outputs that it computes */
     const char *const *architectures; /* suffixes of the architectures of config.json that it supports; NULL
                                        * ends them */

@@ -28,7 +28,6 @@ static struct rk_status *adamw_apply(struct rk_stream *stream, const struct rk_o
 
 const struct rk_optim_ops rk_optim_adamw = {
     .name = "adam",
-    .abi = RK_OPTIM_ABI,
     .num_states = 2,
     .state_names = {"exp_avg", "exp_avg_sq"},
     .apply = adamw_apply,

@@ -18,7 +18,6 @@
 #include "engine/model/model_internal.h"
 #include "engine/rk_train.h"
 
-#define RK_OPTIM_ABI        1
 #define RK_OPTIM_STATES_MAX 2
 
 /* One segment of a shard; all tensors are [n]. */
@@ -38,7 +37,6 @@ struct rk_optim_step {
 
 struct rk_optim_ops {
     const char *name; /* "adam": verl's name, the value of optim.optimizer */
-    uint32_t abi;     /* RK_OPTIM_ABI */
     int32_t num_states;
     const char *state_names[RK_OPTIM_STATES_MAX]; /* PyTorch's names, in checkpoints */
     struct rk_status *(*apply)(struct rk_stream *stream, const struct rk_optim_segment *segment,

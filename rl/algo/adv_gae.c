@@ -44,7 +44,6 @@ static struct rk_status *compute(const struct rk_adv_out *out, const struct rk_a
 
 const struct rk_adv_ops rk_adv_gae = {
     .name = "gae",
-    .abi = RK_ADV_ABI,
     .needs = RK_ADV_NEEDS_VALUES,
     .compute = compute,
 };

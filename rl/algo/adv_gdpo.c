@@ -32,7 +32,6 @@ static struct rk_status *compute(const struct rk_adv_out *out, const struct rk_a
 
 const struct rk_adv_ops rk_adv_gdpo = {
     .name = "gdpo",
-    .abi = RK_ADV_ABI,
     .needs = RK_ADV_NEEDS_KEY_REWARDS,
     .min_group = 1,
     .compute = compute,

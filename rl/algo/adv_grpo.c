@@ -21,14 +21,12 @@ static struct rk_status *compute(const struct rk_adv_out *out, const struct rk_a
 
 const struct rk_adv_ops rk_adv_grpo = {
     .name = "grpo",
-    .abi = RK_ADV_ABI,
     .min_group = 1,
     .compute = compute,
 };
 
 const struct rk_adv_ops rk_adv_grpo_vectorized = {
     .name = "grpo_vectorized",
-    .abi = RK_ADV_ABI,
     .min_group = 1,
     .compute = compute,
 };

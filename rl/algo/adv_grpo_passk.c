@@ -74,7 +74,6 @@ static struct rk_status *compute(const struct rk_adv_out *out, const struct rk_a
 
 const struct rk_adv_ops rk_adv_grpo_passk = {
     .name = "grpo_passk",
-    .abi = RK_ADV_ABI,
     .min_group = 2,
     .compute = compute,
 };

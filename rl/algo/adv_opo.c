@@ -43,7 +43,6 @@ static struct rk_status *compute(const struct rk_adv_out *out, const struct rk_a
 
 const struct rk_adv_ops rk_adv_opo = {
     .name = "opo",
-    .abi = RK_ADV_ABI,
     .min_group = 1,
     .compute = compute,
 };

@@ -53,13 +53,11 @@ static struct rk_status *compute_baseline(const struct rk_adv_out *out, const st
 
 const struct rk_adv_ops rk_adv_reinforce_plus_plus = {
     .name = "reinforce_plus_plus",
-    .abi = RK_ADV_ABI,
     .compute = compute,
 };
 
 const struct rk_adv_ops rk_adv_reinforce_plus_plus_baseline = {
     .name = "reinforce_plus_plus_baseline",
-    .abi = RK_ADV_ABI,
     .min_group = 1,
     .compute = compute_baseline,
 };

@@ -27,7 +27,6 @@ static struct rk_status *compute(const struct rk_adv_out *out, const struct rk_a
 
 const struct rk_adv_ops rk_adv_remax = {
     .name = "remax",
-    .abi = RK_ADV_ABI,
     .needs = RK_ADV_NEEDS_REWARD_BASELINES,
     .compute = compute,
 };

@@ -38,14 +38,12 @@ static struct rk_status *compute_vectorized(const struct rk_adv_out *out, const 
 
 const struct rk_adv_ops rk_adv_rloo = {
     .name = "rloo",
-    .abi = RK_ADV_ABI,
     .min_group = 1,
     .compute = compute,
 };
 
 const struct rk_adv_ops rk_adv_rloo_vectorized = {
     .name = "rloo_vectorized",
-    .abi = RK_ADV_ABI,
     .min_group = 1,
     .compute = compute_vectorized,
 };

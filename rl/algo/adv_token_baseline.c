@@ -151,7 +151,6 @@ static struct rk_status *compute_tir(const struct rk_adv_out *out, const struct 
 
 const struct rk_adv_ops rk_adv_optimal_token_baseline = {
     .name = "optimal_token_baseline",
-    .abi = RK_ADV_ABI,
     .needs = RK_ADV_NEEDS_OLD_LOG_PROBS | RK_ADV_NEEDS_SUM_PI_SQUARED,
     .min_group = 1,
     .compute = compute,
@@ -159,7 +158,6 @@ const struct rk_adv_ops rk_adv_optimal_token_baseline = {
 
 const struct rk_adv_ops rk_adv_tir_optimal_token_baseline = {
     .name = "tir_optimal_token_baseline",
-    .abi = RK_ADV_ABI,
     .needs = RK_ADV_NEEDS_OLD_LOG_PROBS | RK_ADV_NEEDS_SUM_PI_SQUARED,
     .min_group = 1,
     .compute = compute_tir,

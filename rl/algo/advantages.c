@@ -65,7 +65,6 @@ static struct rk_status *check_columns(const struct rk_adv_ops *ops, const struc
 struct rk_status *rk_adv_compute(const struct rk_adv_ops *ops, const struct rk_adv_out *out,
                                  const struct rk_adv_in *in)
 {
-    RK_ASSERT(ops->abi == RK_ADV_ABI);
     RK_ASSERT(in->num_rows >= 0);
     RK_ASSERT(in->response_length > 0);
     RK_ASSERT(!(ops->needs & RK_ADV_NEEDS_REWARD_BASELINES) || in->reward_baselines || in->num_rows == 0);

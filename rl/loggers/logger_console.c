@@ -186,7 +186,6 @@ static void close_console(void *state)
 
 const struct rk_logger_ops rk_logger_console = {
     .name = "console",
-    .abi = RK_LOGGER_ABI,
     .open = open_console,
     .begin = begin,
     .log = log_step,

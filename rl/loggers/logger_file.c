@@ -81,7 +81,6 @@ static struct rk_status *log_step(void *state, int64_t step, const struct rk_jso
 
 const struct rk_logger_ops rk_logger_file = {
     .name = "file",
-    .abi = RK_LOGGER_ABI,
     .open = open_file,
     .begin = begin,
     .log = log_step,

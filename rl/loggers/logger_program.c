@@ -251,7 +251,6 @@ static struct rk_status *finish(void *state, const char *outcome)
 #define ROW(logger, text)                             \
     const struct rk_logger_ops rk_logger_##logger = { \
         .name = #logger,                              \
-        .abi = RK_LOGGER_ABI,                         \
         .advice = text,                               \
         .open = open_program,                         \
         .log = log_step,                              \

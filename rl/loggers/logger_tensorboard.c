@@ -156,7 +156,6 @@ static struct rk_status *log_samples(void *state, int64_t step, const struct rk_
 
 const struct rk_logger_ops rk_logger_tensorboard = {
     .name = "tensorboard",
-    .abi = RK_LOGGER_ABI,
     .open = open_tensorboard,
     .begin = begin,
     .log = log_step,

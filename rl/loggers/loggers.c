@@ -71,8 +71,6 @@ static struct rk_status *add(struct rk_loggers *loggers, const struct rk_logger_
 
     named.name = ops->name;
     st = ops->open(&logger.state, &named);
-
-    RK_ASSERT(ops->abi == RK_LOGGER_ABI);
     if (st)
         return RK_WRAP(st, "logger %s", ops->name);
     rk_array_append(&loggers->items, logger);

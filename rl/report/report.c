@@ -221,7 +221,6 @@ static void close_report(void *state)
 
 const struct rk_logger_ops rk_logger_report = {
     .name = "report.html",
-    .abi = RK_LOGGER_ABI,
     .open = open_report,
     .begin = begin,
     .log = log_step,

@@ -134,7 +134,6 @@ static const char *const keys[] = {NULL};
 
 const struct rk_reward_ops rk_reward_auto = {
     .name = "auto",
-    .abi = RK_REWARD_ABI,
     .keys = keys,
     .create = create,
     .destroy = destroy,

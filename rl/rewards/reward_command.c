@@ -73,7 +73,6 @@ static const char *const keys[] = {"command", "dir", RK_REWARD_POOL_KEYS, NULL};
 
 const struct rk_reward_ops rk_reward_command = {
     .name = "command",
-    .abi = RK_REWARD_ABI,
     .keys = keys,
     .create = create,
     .destroy = destroy,

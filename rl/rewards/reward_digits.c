@@ -57,7 +57,6 @@ static const char *const keys[] = {NULL};
 
 const struct rk_reward_ops rk_reward_digits = {
     .name = "digits",
-    .abi = RK_REWARD_ABI,
     .keys = keys,
     .create = create,
     .check = rk_reward_need_truth, /* otherwise an empty answer would have the best score */

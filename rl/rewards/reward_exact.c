@@ -276,7 +276,6 @@ static const char *const keys[] = {"method", "score", "format_score", NULL};
 
 const struct rk_reward_ops rk_reward_exact = {
     .name = "exact",
-    .abi = RK_REWARD_ABI,
     .keys = keys,
     .create = create,
     .destroy = destroy,

@@ -117,7 +117,6 @@ static const char *const keys[] = {"method", "score", "format_score", NULL};
 
 const struct rk_reward_ops rk_reward_gsm8k = {
     .name = "gsm8k",
-    .abi = RK_REWARD_ABI,
     .keys = keys,
     .create = create,
     .destroy = destroy,

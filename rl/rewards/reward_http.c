@@ -447,7 +447,6 @@ static const char *const keys[] = {"url",        "user",           "token_file",
 
 const struct rk_reward_ops rk_reward_http = {
     .name = "http",
-    .abi = RK_REWARD_ABI,
     .keys = keys,
     .create = create,
     .destroy = destroy,

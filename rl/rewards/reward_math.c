@@ -266,7 +266,6 @@ static const char *const keys[] = {NULL};
 
 const struct rk_reward_ops rk_reward_math = {
     .name = "math",
-    .abi = RK_REWARD_ABI,
     .keys = keys,
     .create = create,
     .check = rk_reward_need_truth,

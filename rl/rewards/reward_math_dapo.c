@@ -318,7 +318,6 @@ static const char *const keys[] = {"strict_box_verify", NULL};
 
 const struct rk_reward_ops rk_reward_math_dapo = {
     .name = "math_dapo",
-    .abi = RK_REWARD_ABI,
     .keys = keys,
     .create = create,
     .destroy = destroy,

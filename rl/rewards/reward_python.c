@@ -115,7 +115,6 @@ static const char *const keys[] = {"custom_reward_function", "style", "python", 
 
 const struct rk_reward_ops rk_reward_python = {
     .name = "python",
-    .abi = RK_REWARD_ABI,
     .keys = keys,
     .create = create,
     .destroy = destroy,

@@ -122,7 +122,6 @@ static const char *const keys[] = {"pattern", "score", "format_score", NULL};
 
 const struct rk_reward_ops rk_reward_regex = {
     .name = "regex",
-    .abi = RK_REWARD_ABI,
     .keys = keys,
     .create = create,
     .destroy = destroy,

@@ -165,10 +165,8 @@ struct rk_status *rk_reward_create(struct rk_reward **out, const struct rk_json 
             reward->ops = rows[i];
     }
     st = reward->ops ? read_common(reward, config) : unknown_row(name);
-    if (!st) {
-        RK_ASSERT(reward->ops->abi == RK_REWARD_ABI);
+    if (!st)
         st = reward->ops->create(&reward->state, config, dir);
-    }
     if (st) {
         rk_free(reward);
         return st;

@@ -204,7 +204,6 @@ static struct rk_status *latent_backward(struct rk_pass *pass, const struct rk_b
 
 static const struct rk_block_ops block_latent = {
     .name = "latent",
-    .abi = RK_BLOCK_ABI,
     .block_bytes = sizeof(struct latent),
     .saved_bytes = sizeof(struct saved),
     .declare = latent_declare,
@@ -214,7 +213,6 @@ static const struct rk_block_ops block_latent = {
 
 static const struct rk_block_ops block_odd = {
     .name = "odd",
-    .abi = RK_BLOCK_ABI,
     .block_bytes = sizeof(struct latent),
     .saved_bytes = sizeof(struct saved),
     .declare = odd_declare,
@@ -261,7 +259,6 @@ static struct rk_status *mixed_parse_config(struct rk_model_config *out, const s
 
 const struct rk_model_family rk_test_mixed_family = {
     .name = "mixed",
-    .abi = RK_FAMILY_ABI,
     .parse_config = mixed_parse_config,
     .layer_kinds = layer_kinds,
 };

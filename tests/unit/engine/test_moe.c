@@ -584,7 +584,6 @@ static struct rk_status *biased_parse_config(struct rk_model_config *out, const 
 /* A made-up family with sigmoid scores, a correction bias, and one expert a token. */
 static const struct rk_model_family biased_family = {
     .name = "biased",
-    .abi = RK_FAMILY_ABI,
     .parse_config = biased_parse_config,
     .layer_kinds = rk_sparse_layers,
 };
