@@ -1,7 +1,7 @@
 /* One Execute stream: the part of a call at one daemon.
  *
  *   to the daemon    header, chunk*, then (when the driver commits) commit, and cancel, and half-close
- *   from the daemon  window*, accepted, progress*, result, chunk*, status
+ *   from the daemon  accepted, progress*, result, chunk*, status
  *
  * A brief call has one message each way: header and half-close, result and status.
  *
@@ -221,8 +221,6 @@ static struct rk_status *take_message(struct rk_call_stream *stream)
         return NULL;
     case RK_RESPONSE_RESULT:
         return take_result(stream, &response.result);
-    case RK_RESPONSE_WINDOW: /* only a hint: HTTP/2 flow control holds the sender back */
-        return NULL;
     case RK_RESPONSE_NONE:
     case RK_RESPONSE_CHUNK:
         break;

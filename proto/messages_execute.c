@@ -89,7 +89,6 @@ static const struct rk_field execute_header_fields[] = {
     RK_SUB(rk_execute_header, "plan", plan, rk_record_plan),
     RK_ONE(U32, rk_execute_header, "timeout_ms", timeout_ms),
     RK_ONE(BOOL, rk_execute_header, "two_phase", two_phase),
-    RK_ONE(TEXT, rk_execute_header, "traceparent", traceparent, .max_bytes = RK_LIMIT_NAME_BYTES),
     RK_ONE(BOOL, rk_execute_header, "collect", collect),
     RK_MANY(TEXTS, rk_execute_header, "want", want, num_want, LIST, .max_bytes = RK_LIMIT_NAME_BYTES,
             .max_entries = RK_LIMIT_TENSORS),
@@ -98,12 +97,9 @@ static const struct rk_field execute_header_fields[] = {
 static RK_RECORD(record_execute_header, rankd__v1__execute_header__descriptor, rk_execute_header,
                  execute_header_fields, .check = check_execute_header);
 
-/* Messages whose only member is stored in the struct of the enclosing message. */
+/* A message whose only member is stored in the struct of the enclosing message. */
 struct cancel_execute {
     const char *reason;
-};
-struct window {
-    uint64_t allow_up_to;
 };
 
 static const struct rk_record record_commit = {.descriptor = &rankd__v1__commit__descriptor};
@@ -130,11 +126,6 @@ static const struct rk_field accepted_fields[] = {
 };
 static RK_RECORD(record_accepted, rankd__v1__accepted__descriptor, rk_accepted, accepted_fields);
 
-static const struct rk_field window_fields[] = {
-    RK_ONE(U64, window, "allow_up_to", allow_up_to),
-};
-static RK_RECORD(record_window, rankd__v1__window__descriptor, window, window_fields);
-
 static const struct rk_field execute_result_fields[] = {
     RK_SUB(rk_execute_result, "output", output, rk_record_batch_spec),
     RK_SUBS(rk_execute_result, "metric", metrics, num_metrics, METRICS, rk_record_metric),
@@ -147,8 +138,6 @@ static RK_RECORD(record_execute_result, rankd__v1__execute_result__descriptor, r
 
 static const struct rk_field execute_response_fields[] = {
     RK_SUB(rk_execute_response, "accepted", accepted, record_accepted, .selected_kind = RK_RESPONSE_ACCEPTED),
-    RK_SUB(rk_execute_response, "window", window_allow_up_to, record_window,
-           .selected_kind = RK_RESPONSE_WINDOW),
     RK_SUB(rk_execute_response, "progress", progress, rk_record_progress,
            .selected_kind = RK_RESPONSE_PROGRESS),
     RK_SUB(rk_execute_response, "result", result, record_execute_result, .selected_kind = RK_RESPONSE_RESULT),

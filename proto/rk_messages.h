@@ -253,7 +253,6 @@ struct rk_execute_header {
     struct rk_plan plan;
     uint32_t timeout_ms;
     bool two_phase;
-    const char *traceparent;
     bool collect;
     int64_t num_want;
     const char *const *want;
@@ -296,7 +295,6 @@ struct rk_execute_result {
 typedef enum rk_execute_response_kind {
     RK_RESPONSE_NONE,
     RK_RESPONSE_ACCEPTED,
-    RK_RESPONSE_WINDOW,
     RK_RESPONSE_PROGRESS,
     RK_RESPONSE_RESULT,
     RK_RESPONSE_CHUNK
@@ -305,7 +303,6 @@ typedef enum rk_execute_response_kind {
 struct rk_execute_response {
     rk_execute_response_kind_t kind;
     struct rk_accepted accepted;
-    uint64_t window_allow_up_to;
     struct rk_progress progress;
     struct rk_execute_result result;
 };

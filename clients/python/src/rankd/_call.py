@@ -133,7 +133,7 @@ class _Stream:
                     assembler = Assembler(answer.result.output)
                 elif kind == "chunk" and assembler is not None:
                     assembler.add(answer.chunk.tensor, answer.chunk.offset, answer.chunk.data)
-                elif kind != "window":
+                else:
                     raise RankdError("INTERNAL", "", f"the daemon sent {kind} out of place")
             if assembler is None:
                 raise RankdError("INTERNAL", "", "the daemon ended the call without a result")
