@@ -5,7 +5,6 @@
 #include "base/rk_assert.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <string.h>
 
 #define METRICS_KEY "metrics"
@@ -167,65 +166,5 @@ struct rk_status *rk_batch_concat(struct rk_batch **out, const struct rk_batch *
     batch = NULL;
 out:
     rk_batch_destroy(batch);
-    return st;
-}
-
-/* --- reduction --- */
-
-struct summary {
-    double sum, min, max;
-    int64_t count;
-};
-
-static bool add_values(struct summary *summary, const struct rk_json *value)
-{
-    rk_json_type_t type = rk_json_type(value);
-    double number;
-
-    if (type == RK_JSON_ARRAY) {
-        for (int64_t i = 0; i < rk_json_count(value); i++) {
-            if (!add_values(summary, rk_json_at(value, i)))
-                return false;
-        }
-        return true;
-    }
-    if (type != RK_JSON_INT && type != RK_JSON_REAL)
-        return false;
-    number = rk_json_as_real(value, 0.0);
-    summary->sum += number;
-    summary->min = fmin(summary->min, number);
-    summary->max = fmax(summary->max, number);
-    summary->count++;
-    return true;
-}
-
-struct rk_status *rk_metrics_reduce(struct rk_json **out, const struct rk_json *metrics)
-{
-    struct rk_json *reduced = rk_json_new_object();
-    struct rk_status *st = NULL;
-
-    *out = NULL;
-    for (void *it = rk_json_iter(metrics); it; it = rk_json_iter_next(metrics, it)) {
-        struct summary summary = {.min = INFINITY, .max = -INFINITY};
-        const char *key = rk_json_iter_key(it);
-        double value;
-
-        /* The sum of finite numbers may still overflow. */
-        if (!add_values(&summary, rk_json_iter_value(it)) || summary.count == 0 || !isfinite(summary.sum))
-            RK_TRY_GOTO(st,
-                        RK_FAIL(RK_INVALID_ARGUMENT, "metric '%s' is %s, expected finite numbers", key,
-                                rk_json_type_name(rk_json_type(rk_json_iter_value(it)))),
-                        out);
-        value = summary.sum / (double)summary.count;
-        if (strstr(key, "max"))
-            value = summary.max;
-        else if (strstr(key, "min"))
-            value = summary.min;
-        rk_json_set(reduced, key, rk_json_new_real(value));
-    }
-    *out = reduced;
-    reduced = NULL;
-out:
-    rk_json_free(reduced);
     return st;
 }

@@ -4,10 +4,8 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_map.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 /* --- columns and meta --- */
 
@@ -53,77 +51,6 @@ struct rk_status *rk_batch_select(struct rk_batch **out, const struct rk_batch *
     selected = NULL;
 out:
     rk_batch_destroy(selected);
-    return st;
-}
-
-struct rk_status *rk_batch_pop(struct rk_batch **out, struct rk_batch *batch, const char *const *columns,
-                               const char *const *meta_keys)
-{
-    static const char *const none[] = {NULL};
-
-    *out = NULL;
-    columns = columns ? columns : none;
-    meta_keys = meta_keys ? meta_keys : none;
-    for (const char *const *key = meta_keys; *key; key++) {
-        if (!rk_json_find(rk_batch_meta(batch), *key))
-            return RK_FAIL(RK_NOT_FOUND, "the batch has no meta '%s'", *key);
-    }
-    RK_TRY(rk_batch_select(out, batch, columns, meta_keys));
-    for (; *columns; columns++)
-        rk_batch_remove(batch, *columns);
-    for (; *meta_keys; meta_keys++)
-        rk_batch_remove_meta(batch, *meta_keys);
-    return NULL;
-}
-
-/* names[i] of the batch's columns after the renaming, borrowed. */
-static struct rk_status *rename_list(const char **names, const struct rk_batch *batch,
-                                     const char *const *from, const char *const *to)
-{
-    for (int64_t i = 0; i < batch->columns.count; i++)
-        names[i] = batch->columns.items[i].name;
-    for (; *from && *to; from++, to++) {
-        int64_t i = rk_batch_find_index(batch, *from);
-
-        if (i < 0)
-            return RK_FAIL(RK_NOT_FOUND, "the batch has no column '%s'", *from);
-        RK_TRY(rk_batch_check_name(*to));
-        names[i] = *to;
-    }
-    if (*from || *to)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "rename has %s old names than new ones",
-                       *from ? "more" : "fewer");
-    return NULL;
-}
-
-static struct rk_status *check_distinct(const char *const *names, int64_t count)
-{
-    struct rk_map *seen = rk_map_create();
-    struct rk_status *st = NULL;
-
-    for (int64_t i = 0; i < count && !st; i++) {
-        if (rk_map_put(seen, names[i], (void *)names[i]))
-            st = RK_FAIL(RK_INVALID_ARGUMENT, "two columns would have the name '%s'", names[i]);
-    }
-    rk_map_destroy(seen);
-    return st;
-}
-
-struct rk_status *rk_batch_rename(struct rk_batch *batch, const char *const *from, const char *const *to)
-{
-    const char **names = rk_calloc((size_t)batch->columns.count, sizeof(*names));
-    struct rk_status *st = NULL;
-
-    RK_TRY_GOTO(st, rename_list(names, batch, from, to), out);
-    RK_TRY_GOTO(st, check_distinct(names, batch->columns.count), out);
-    for (int64_t i = 0; i < batch->columns.count; i++) {
-        char *name = rk_strdup(names[i]);
-
-        rk_free(batch->columns.items[i].name);
-        batch->columns.items[i].name = name;
-    }
-out:
-    rk_free(names);
     return st;
 }
 
@@ -319,69 +246,23 @@ struct rk_status *rk_batch_reorder(struct rk_batch *batch, const int64_t *order)
     return NULL;
 }
 
-/* Parts of `size` rows, the last one shorter. */
-static struct rk_status *cut(struct rk_batch **out, const struct rk_batch *batch, int64_t size,
-                             int64_t num_parts)
+struct rk_status *rk_batch_chunk(struct rk_batch **out, const struct rk_batch *batch, int64_t k)
 {
     struct rk_status *st = NULL;
 
-    for (int64_t i = 0; i < num_parts; i++)
-        out[i] = NULL;
-    for (int64_t i = 0; i < num_parts && !st; i++)
-        st = select_run(&out[i], batch, i * size, RK_MIN(size, batch->num_rows - i * size));
-    for (int64_t i = 0; st && i < num_parts; i++) {
-        rk_batch_destroy(out[i]);
-        out[i] = NULL;
-    }
-    return st;
-}
-
-struct rk_status *rk_batch_chunk(struct rk_batch **out, const struct rk_batch *batch, int64_t k)
-{
     if (k < 1 || batch->num_rows % k != 0)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "only support equal chunk: %" PRId64 " rows into %" PRId64 " chunks", batch->num_rows,
                        k);
-    return cut(out, batch, batch->num_rows / k, k);
-}
-
-struct rk_status *rk_batch_split(struct rk_batch **out, const struct rk_batch *batch, int64_t size)
-{
-    if (size < 1)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "split into parts of %" PRId64 " rows", size);
-    return cut(out, batch, size, batch->num_rows / size + (batch->num_rows % size != 0));
-}
-
-struct rk_status *rk_batch_repeat(struct rk_batch **out, const struct rk_batch *batch, int64_t n,
-                                  bool interleave)
-{
-    int64_t *rows, count;
-
-    *out = NULL;
-    if (n < 0 || !rk_mul_i64(batch->num_rows, n, &count))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "repeat %" PRId64 " times", n);
-    RK_TRY(alloc_rows(&rows, count));
-    for (int64_t i = 0; i < count; i++)
-        rows[i] = interleave ? i / n : i % batch->num_rows;
-    return select_and_free(out, batch, rows, count);
-}
-
-struct rk_status *rk_batch_sample_level_repeat(struct rk_batch **out, const struct rk_batch *batch,
-                                               const int64_t *counts)
-{
-    int64_t *rows, count = 0, next = 0;
-
-    *out = NULL;
-    for (int64_t i = 0; i < batch->num_rows; i++) {
-        if (counts[i] < 0 || !rk_add_i64(count, counts[i], &count))
-            return RK_FAIL(RK_INVALID_ARGUMENT, "row %" PRId64 " repeated %" PRId64 " times", i, counts[i]);
+    for (int64_t i = 0; i < k; i++)
+        out[i] = NULL;
+    for (int64_t i = 0; i < k && !st; i++)
+        st = select_run(&out[i], batch, i * (batch->num_rows / k), batch->num_rows / k);
+    for (int64_t i = 0; st && i < k; i++) {
+        rk_batch_destroy(out[i]);
+        out[i] = NULL;
     }
-    RK_TRY(alloc_rows(&rows, count));
-    for (int64_t i = 0; i < batch->num_rows; i++) {
-        for (int64_t k = 0; k < counts[i]; k++)
-            rows[next++] = i;
-    }
-    return select_and_free(out, batch, rows, count);
+    return st;
 }
 
 /* All rows, then `k` more: row `from`, from + step, from + 2 step, ... modulo the rows. */

@@ -94,11 +94,6 @@ struct rk_status *rk_batch_clone(struct rk_batch **out, const struct rk_batch *b
  * NOT_FOUND names a missing column. */
 struct rk_status *rk_batch_select(struct rk_batch **out, const struct rk_batch *batch,
                                   const char *const *columns, const char *const *meta_keys) RK_NODISCARD;
-/* Moves columns and meta entries into a new batch; nothing moves on failure. */
-struct rk_status *rk_batch_pop(struct rk_batch **out, struct rk_batch *batch, const char *const *columns,
-                               const char *const *meta_keys) RK_NODISCARD;
-struct rk_status *rk_batch_rename(struct rk_batch *batch, const char *const *from,
-                                  const char *const *to) RK_NODISCARD;
 /* Adds other's columns and meta. Equal names must have equal values; nothing changes on failure. */
 struct rk_status *rk_batch_union(struct rk_batch *batch, const struct rk_batch *other) RK_NODISCARD;
 /* Python's slice rules; step != 0. */
@@ -113,19 +108,10 @@ struct rk_status *rk_batch_select_mask(struct rk_batch **out, const struct rk_ba
 struct rk_status *rk_batch_reorder(struct rk_batch *batch, const int64_t *order) RK_NODISCARD;
 /* k equal parts into out[k]; INVALID_ARGUMENT "only support equal chunk" with size and k otherwise. */
 struct rk_status *rk_batch_chunk(struct rk_batch **out, const struct rk_batch *batch, int64_t k) RK_NODISCARD;
-/* Parts of `size` rows, the last one shorter: writes ceil(B / size) parts to out. */
-struct rk_status *rk_batch_split(struct rk_batch **out, const struct rk_batch *batch,
-                                 int64_t size) RK_NODISCARD;
 /* Rows appended. Columns must agree. meta: "metrics" becomes an object of lists, other keys must be equal
  * in all parts that have them. */
 struct rk_status *rk_batch_concat(struct rk_batch **out, const struct rk_batch *const *parts,
                                   int64_t num_parts) RK_NODISCARD;
-/* interleave: a,a,b,b; else a,b,a,b. */
-struct rk_status *rk_batch_repeat(struct rk_batch **out, const struct rk_batch *batch, int64_t n,
-                                  bool interleave) RK_NODISCARD;
-/* Row i repeated counts[i] times. */
-struct rk_status *rk_batch_sample_level_repeat(struct rk_batch **out, const struct rk_batch *batch,
-                                               const int64_t *counts) RK_NODISCARD;
 /* Appends k copies of the last (or first) row. */
 struct rk_status *rk_batch_pad(struct rk_batch **out, const struct rk_batch *batch, int64_t k,
                                bool use_first) RK_NODISCARD;
@@ -136,10 +122,6 @@ struct rk_status *rk_batch_pad_to_divisor(struct rk_batch **out, const struct rk
 /* Drops the last `num_padded` rows. */
 struct rk_status *rk_batch_unpad(struct rk_batch **out, const struct rk_batch *batch,
                                  int64_t num_padded) RK_NODISCARD;
-
-/* Metrics are objects of numbers or lists of numbers. Reduces lists (nested ones flattened) to one number:
- * max when the key contains "max", min when it contains "min", else the mean. Caller owns *out. */
-struct rk_status *rk_metrics_reduce(struct rk_json **out, const struct rk_json *metrics) RK_NODISCARD;
 
 /* --- files: safetensors; strings and meta in __metadata__ (docs/formats.md) --- */
 struct rk_status *rk_batch_read_file(struct rk_batch **out, const char *path) RK_NODISCARD;

@@ -329,11 +329,6 @@ struct rk_stream *rk_model_stream(const struct rk_model *model)
     return model->core->stream;
 }
 
-rk_dtype_t rk_model_dtype(const struct rk_model *model)
-{
-    return model->core->dtype;
-}
-
 int64_t rk_model_num_params(const struct rk_model *model)
 {
     return model->core->params.count;

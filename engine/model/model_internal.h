@@ -433,7 +433,6 @@ struct rk_status *rk_model_forward_paged(struct rk_model *model, const struct rk
 /* Bytes per token of a paged cache, over all blocks on this rank. */
 int64_t rk_model_cache_bytes(const struct rk_model *model);
 struct rk_stream *rk_model_stream(const struct rk_model *model);
-rk_dtype_t rk_model_dtype(const struct rk_model *model);
 /* Adds `bytes` (negative: subtracts) to the memory that rollouts hold for this model, for
  * rk_model_get_memory. */
 void rk_model_note_kv_cache(struct rk_model *model, int64_t bytes);

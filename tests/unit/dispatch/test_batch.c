@@ -256,68 +256,6 @@ static void test_select_keeps_what_is_named(void **state)
     rk_batch_destroy(batch);
 }
 
-static void test_pop_moves_or_leaves_everything(void **state)
-{
-    struct rk_batch *batch = make_rich(3), *popped;
-
-    (void)state;
-    set_meta(batch, "{\"a\": 1, \"b\": 2}");
-    assert_fails(rk_batch_pop(&popped, batch, (const char *const[]){"x", "z", NULL}, NULL), RK_NOT_FOUND,
-                 "'z'");
-    assert_fails(
-        rk_batch_pop(&popped, batch, (const char *const[]){"x", NULL}, (const char *const[]){"c", NULL}),
-        RK_NOT_FOUND, "no meta 'c'");
-    assert_int_equal(rk_batch_num_columns(batch), 5);
-    assert_ok(rk_batch_pop(&popped, batch, (const char *const[]){"uid", "json", NULL},
-                           (const char *const[]){"a", NULL}));
-    assert_int_equal(rk_batch_num_columns(popped), 2);
-    assert_int_equal(rk_batch_num_columns(batch), 3);
-    assert_json(rk_batch_meta(popped), "{\"a\": 1}");
-    assert_json(rk_batch_meta(batch), "{\"b\": 2}");
-    rk_batch_destroy(popped);
-    assert_ok(rk_batch_pop(&popped, batch, NULL, NULL));
-    assert_int_equal(rk_batch_num_columns(popped), 0);
-    assert_json(rk_batch_meta(popped), "{}");
-    rk_batch_destroy(popped);
-    rk_batch_destroy(batch);
-}
-
-static void test_rename(void **state)
-{
-    static const struct {
-        const char *label;
-        const char *from[3], *to[3];
-        rk_code_t code;
-        const char *error;
-        const char *first, *second; /* names afterwards */
-    } cases[] = {
-        {"one", {"x"}, {"z"}, RK_OK, NULL, "z", "pair"},
-        {"two at once", {"x", "pair"}, {"pair", "x"}, RK_OK, NULL, "pair", "x"},
-        {"to itself", {"x"}, {"x"}, RK_OK, NULL, "x", "pair"},
-        {"none", {NULL}, {NULL}, RK_OK, NULL, "x", "pair"},
-        {"unknown", {"z"}, {"y"}, RK_NOT_FOUND, "no column 'z'", "x", "pair"},
-        {"onto another", {"x"}, {"uid"}, RK_INVALID_ARGUMENT, "the name 'uid'", "x", "pair"},
-        {"both to one", {"x", "pair"}, {"z", "z"}, RK_INVALID_ARGUMENT, "the name 'z'", "x", "pair"},
-        {"too many old names", {"x", "pair"}, {"z"}, RK_INVALID_ARGUMENT, "more old names", "x", "pair"},
-        {"too many new names", {"x"}, {"z", "y"}, RK_INVALID_ARGUMENT, "fewer old names", "x", "pair"},
-        {"empty name", {"x"}, {""}, RK_INVALID_ARGUMENT, "a column name", "x", "pair"},
-    };
-
-    (void)state;
-    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
-        struct rk_batch *batch = make_rich(2);
-
-        print_message("%s\n", cases[i].label);
-        if (cases[i].error)
-            assert_fails(rk_batch_rename(batch, cases[i].from, cases[i].to), cases[i].code, cases[i].error);
-        else
-            assert_ok(rk_batch_rename(batch, cases[i].from, cases[i].to));
-        assert_string_equal(rk_batch_name_at(batch, 0), cases[i].first);
-        assert_string_equal(rk_batch_name_at(batch, 1), cases[i].second);
-        rk_batch_destroy(batch);
-    }
-}
-
 static void test_union_adds_columns_and_meta(void **state)
 {
     struct rk_batch *batch = make_numbered(3), *other = make_rich(3);
@@ -508,48 +446,6 @@ static void test_chunk_equal_parts_only(void **state)
     rk_batch_destroy(batch);
 }
 
-static void test_split_last_part_is_shorter(void **state)
-{
-    struct rk_batch *batch = make_batch(ROWS(1, 2, 3)), *parts[3];
-
-    (void)state;
-    assert_ok(rk_batch_split(parts, batch, 2));
-    assert_rows(parts[0], ROWS(1, 2));
-    assert_rows(parts[1], ROWS(3));
-    rk_batch_destroy(parts[0]);
-    rk_batch_destroy(parts[1]);
-    assert_ok(rk_batch_split(parts, batch, 100));
-    assert_rows(parts[0], ROWS(1, 2, 3));
-    rk_batch_destroy(parts[0]);
-    assert_fails(rk_batch_split(parts, batch, 0), RK_INVALID_ARGUMENT, "parts of 0 rows");
-    rk_batch_destroy(batch);
-}
-
-static void test_repeat_worked_values(void **state)
-{
-    struct rk_batch *batch = make_batch(ROWS(1, 2, 3)), *repeated;
-
-    (void)state;
-    assert_ok(rk_batch_repeat(&repeated, batch, 2, true));
-    assert_rows(repeated, ROWS(1, 1, 2, 2, 3, 3));
-    rk_batch_destroy(repeated);
-    assert_ok(rk_batch_repeat(&repeated, batch, 2, false));
-    assert_rows(repeated, ROWS(1, 2, 3, 1, 2, 3));
-    rk_batch_destroy(repeated);
-    assert_ok(rk_batch_repeat(&repeated, batch, 0, true));
-    assert_rows(repeated, 0, NULL);
-    rk_batch_destroy(repeated);
-    assert_fails(rk_batch_repeat(&repeated, batch, -1, true), RK_INVALID_ARGUMENT, "repeat -1 times");
-    assert_fails(rk_batch_repeat(&repeated, batch, INT64_MAX, true), RK_INVALID_ARGUMENT, "repeat");
-    assert_ok(rk_batch_sample_level_repeat(&repeated, batch, (int64_t[]){2, 1, 3}));
-    assert_rows(repeated, ROWS(1, 1, 2, 3, 3, 3));
-    rk_batch_destroy(repeated);
-    assert_fails(rk_batch_sample_level_repeat(&repeated, batch, (int64_t[]){2, -1, 3}), RK_INVALID_ARGUMENT,
-                 "row 1 repeated -1 times");
-    assert_null(repeated);
-    rk_batch_destroy(batch);
-}
-
 static void test_pad_repeats_the_last_or_first_row(void **state)
 {
     struct rk_batch *batch = make_rich(3), *empty = make_rich(0), *padded, *back;
@@ -655,8 +551,6 @@ int main(void)
         cmocka_unit_test(test_create_negative_rows_is_refused),
         cmocka_unit_test(test_meta_is_copied_on_write),
         cmocka_unit_test(test_select_keeps_what_is_named),
-        cmocka_unit_test(test_pop_moves_or_leaves_everything),
-        cmocka_unit_test(test_rename),
         cmocka_unit_test(test_union_adds_columns_and_meta),
         cmocka_unit_test(test_union_equal_nan_is_no_conflict),
         cmocka_unit_test(test_union_conflicts_change_nothing),
@@ -666,8 +560,6 @@ int main(void)
         cmocka_unit_test(test_select_mask),
         cmocka_unit_test(test_reorder_in_place),
         cmocka_unit_test(test_chunk_equal_parts_only),
-        cmocka_unit_test(test_split_last_part_is_shorter),
-        cmocka_unit_test(test_repeat_worked_values),
         cmocka_unit_test(test_pad_repeats_the_last_or_first_row),
         cmocka_unit_test(test_pad_to_divisor_worked_values),
         cmocka_unit_test(test_operations_survive_failing_allocations),

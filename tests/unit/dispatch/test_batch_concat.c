@@ -178,46 +178,6 @@ static void test_concat_meta(void **state)
         run_meta_case(i);
 }
 
-/* --- reduction --- */
-
-static const struct {
-    const char *metrics, *expected, *error;
-} reduce_cases[] = {
-    {"{\"loss\": [1, 2, 6]}", "{\"loss\": 3.0}", NULL},
-    {"{\"loss\": 2}", "{\"loss\": 2.0}", NULL},
-    {"{\"loss\": [[1, 2, 3], [6]]}", "{\"loss\": 3.0}", NULL}, /* ragged: the mean of all values, not of the
-                                                                * lists' means */
-    {"{\"seqlen/max\": [[1, 9], [4]], \"seqlen/min\": [[3, 9], [1]]}",
-     "{\"seqlen/max\": 9.0, \"seqlen/min\": 1.0}", NULL},
-    {"{\"minmax_diff\": [1, 5]}", "{\"minmax_diff\": 5.0}", NULL}, /* "max" in the name takes precedence */
-    {"{}", "{}", NULL},
-    {"{\"loss\": []}", NULL, "metric 'loss' is"},
-    {"{\"loss\": [1, \"x\"]}", NULL, "metric 'loss' is"},
-    {"{\"loss\": true}", NULL, "metric 'loss' is"},
-    {"{\"loss\": null}", NULL, "metric 'loss' is"},
-    {"{\"a\": 1, \"loss\": {\"b\": 1}}", NULL, "metric 'loss' is"},
-    {"{\"loss\": [1e308, 1e308]}", NULL, "expected finite numbers"},
-};
-
-static void test_metrics_reduce(void **state)
-{
-    (void)state;
-    for (size_t i = 0; i < RK_ARRAY_LEN(reduce_cases); i++) {
-        struct rk_json *metrics = parse_json(reduce_cases[i].metrics), *reduced;
-
-        print_message("%s\n", reduce_cases[i].metrics);
-        if (reduce_cases[i].error) {
-            assert_fails(rk_metrics_reduce(&reduced, metrics), RK_INVALID_ARGUMENT, reduce_cases[i].error);
-            assert_null(reduced);
-        } else {
-            assert_ok(rk_metrics_reduce(&reduced, metrics));
-            assert_json(reduced, reduce_cases[i].expected);
-            rk_json_free(reduced);
-        }
-        rk_json_free(metrics);
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -226,7 +186,6 @@ int main(void)
         cmocka_unit_test(test_concat_batches_without_rows_have_only_meta),
         cmocka_unit_test(test_concat_columns_that_disagree_are_named),
         cmocka_unit_test(test_concat_meta),
-        cmocka_unit_test(test_metrics_reduce),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -96,12 +96,12 @@ static struct rk_batch *policy_batch(const struct rk_batch *samples)
     static const char *const columns[] = {"input_ids", "attention_mask", "position_ids",
                                           "responses", "response_mask",  "rollout_log_probs",
                                           NULL};
-    static const char *const from[] = {"rollout_log_probs", NULL}, *const to[] = {"old_log_probs", NULL};
     const int64_t shape[] = {ROWS, RESPONSE};
     struct rk_batch *batch = select_columns(samples, columns);
     void *data;
 
-    assert_ok(rk_batch_rename(batch, from, to));
+    assert_ok(rk_batch_put(batch, "old_log_probs", rk_batch_find(batch, "rollout_log_probs")));
+    rk_batch_remove(batch, "rollout_log_probs");
     assert_ok(rk_batch_add_dense(batch, "advantages", RK_DTYPE_F32, 2, shape, &data));
     for (int64_t i = 0; i < ROWS * RESPONSE; i++)
         ((float *)data)[i] = i / RESPONSE % 2 == 0 ? 1.0F : -0.5F;

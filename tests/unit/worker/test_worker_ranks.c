@@ -128,14 +128,14 @@ static void make_policy_chunks(struct rk_batch **chunks, int32_t num_replicas, i
     static const char *const columns[] = {"input_ids", "attention_mask", "position_ids",
                                           "responses", "response_mask",  "rollout_log_probs",
                                           NULL};
-    static const char *const from[] = {"rollout_log_probs", NULL}, *const to[] = {"old_log_probs", NULL};
     const int64_t shape[] = {ROWS / num_replicas, RESPONSE};
 
     for (int32_t d = 0; d < num_replicas; d++) {
         void *data;
 
         assert_ok(rk_batch_select(&chunks[d], generated[d * tp]->call.output, columns, NULL));
-        assert_ok(rk_batch_rename(chunks[d], from, to));
+        assert_ok(rk_batch_put(chunks[d], "old_log_probs", rk_batch_find(chunks[d], "rollout_log_probs")));
+        rk_batch_remove(chunks[d], "rollout_log_probs");
         assert_ok(rk_batch_add_dense(chunks[d], "advantages", RK_DTYPE_F32, 2, shape, &data));
         for (int64_t i = 0; i < shape[0] * RESPONSE; i++)
             ((float *)data)[i] = (d * shape[0] + i / RESPONSE) % 2 == 0 ? 1.0F : -0.5F;

@@ -127,7 +127,6 @@ static struct rk_job *update(struct test_cluster *cluster, const struct rk_batch
 {
     static const char *const columns[] = {"input_ids",     "attention_mask",    "position_ids",   "responses",
                                           "response_mask", "rollout_log_probs", "routed_experts", NULL};
-    static const char *const from[] = {"rollout_log_probs", NULL}, *const to[] = {"old_log_probs", NULL};
     const int64_t shape[] = {ROWS, RESPONSE};
     struct rk_batch *input;
     struct rk_job *job;
@@ -136,7 +135,8 @@ static struct rk_job *update(struct test_cluster *cluster, const struct rk_batch
     assert_ok(rk_batch_select(&input, samples, columns, NULL));
     if (!has_routes)
         rk_batch_remove(input, "routed_experts");
-    assert_ok(rk_batch_rename(input, from, to));
+    assert_ok(rk_batch_put(input, "old_log_probs", rk_batch_find(input, "rollout_log_probs")));
+    rk_batch_remove(input, "rollout_log_probs");
     assert_ok(rk_batch_add_dense(input, "advantages", RK_DTYPE_F32, 2, shape, &data));
     for (int64_t i = 0; i < ROWS * RESPONSE; i++)
         ((float *)data)[i] = i / RESPONSE % 2 == 0 ? 1.0F : -0.5F;
