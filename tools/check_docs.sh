@@ -4,6 +4,7 @@
 #   - README.md links to every page of docs/;
 #   - sources that pages of docs/ name by path exist, and identifiers of rankd are used in the sources;
 #   - internal headers that pages and comments name exist;
+#   - no two decisions of docs/adr have the same number;
 #   - every script has its run bit, as pages call them;
 #   - pages call pip only in a virtual environment, because Debian's refuses to install outside of one;
 #   - every RPC of the .proto files is served (a row of proto/rpcs.def), or the line above it says UNIMPLEMENTED;
@@ -70,6 +71,8 @@ grep -rnoE '[a-z][a-z0-9_]*_internal\.h' docs CONTRIBUTING.md base proto kernels
     awk -F: 'NR == FNR { known[$0]; next } !($3 in known) { print $1 ":" $2 ": names " $3 ", which does not exist" }' "$known" - \
         >>"$problems"
 rm -f "$known"
+
+find docs/adr -name '*.md' | sed 's|.*/||; s/-.*//' | sort | uniq -d | sed 's/^/docs\/adr: two pages have the number /' >>"$problems"
 
 # shellcheck disable=SC2086 # words
 grep -nE '(^|[$;&|] ?)(python3 -m pip|pip3?) install' $pages | cut -d: -f1,2 |
