@@ -22,8 +22,8 @@ struct rk_flow_step {
     struct rk_status *(*run)(struct rk_flow_context *ctx);
 };
 
-/* The kind of a job's data rows: prompts, which the rollout answers (flow_prompts.c), or examples, which
- * are trained on as they are (flow_examples.c). All members are required unless stated otherwise. */
+/* The kind of a job's data rows: prompts, which the rollout answers (data_prompts.c), or examples, which
+ * are trained on as they are (data_examples.c). All members are required unless stated otherwise. */
 struct rk_flow_data {
     /* Words in messages. */
     const char *rows;      /* "prompts" */

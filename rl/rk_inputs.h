@@ -146,13 +146,13 @@ struct rk_status *rk_flow_check_same_tokens(const struct rk_flow_model_dir *dir,
                                             const struct rk_flow_inputs *inputs,
                                             const char *advice) RK_NODISCARD;
 
-/* Checks the critic's directory, if the job has one (flow_critic.c). INVALID_ARGUMENT names the
+/* Checks the critic's directory, if the job has one (critic_dir.c). INVALID_ARGUMENT names the
  * file that declares a missing value head, or has another vocabulary. */
 struct rk_status *rk_flow_load_critic(struct rk_prompt_inputs *out, const struct rk_flow_inputs *inputs,
                                       const struct rk_config *job, const char *job_dir) RK_NODISCARD;
 
 /* Checks the job's teachers: the directory of each, and that its vocabulary equals the student's except
- * for padding (flow_teacher.c). INVALID_ARGUMENT names the file and the difference. */
+ * for padding (teacher_dirs.c). INVALID_ARGUMENT names the file and the difference. */
 struct rk_status *rk_flow_load_teachers(struct rk_flow_teachers *out, const struct rk_flow_inputs *inputs,
                                         const struct rk_config *job, const char *job_dir) RK_NODISCARD;
 void rk_flow_teachers_fini(struct rk_flow_teachers *teachers);

@@ -40,7 +40,7 @@ struct rk_status *rk_flow_select(struct rk_batch **out, const struct rk_flow_con
 struct rk_status *rk_flow_pad(struct rk_batch **batch, int64_t *num_padded,
                               int32_t num_replicas) RK_NODISCARD;
 
-/* --- examples (flow_examples.c) --- */
+/* --- examples (data_examples.c) --- */
 /* The plan of an update with examples of those lengths (step_examples.c). */
 struct rk_status *rk_flow_example_plan(struct rk_plan *plan, struct rk_flow_context *ctx,
                                        const int64_t *seqlens, const int64_t *loss_tokens) RK_NODISCARD;
@@ -50,7 +50,7 @@ struct rk_status *rk_flow_example_plan(struct rk_plan *plan, struct rk_flow_cont
 struct rk_status *rk_flow_collate(struct rk_batch **out, const struct rk_example *const *examples,
                                   int64_t num_examples, int64_t pad_id) RK_NODISCARD;
 
-/* --- forward passes (flow_forward.c) --- */
+/* --- forward passes (forward_pass.c) --- */
 struct rk_flow_pass {
     const char *role, *method;
     struct rk_job_micro micro;
@@ -104,7 +104,7 @@ struct rk_status *rk_flow_check_finite(const struct rk_flow_context *ctx, const 
 struct rk_status *rk_flow_add_log_probs(struct rk_flow_context *ctx, uint32_t role, const char *method,
                                         const char *section, struct rk_json *options) RK_NODISCARD;
 
-/* --- batches of a role that trains (step_layout.c, flow_update.c) --- */
+/* --- batches of a role that trains (step_layout.c, update_plan.c) --- */
 /* The order in which the replicas of a role take the rows; the composition of mini-batches does not depend on
  * the number of replicas. order[i] is the index, among the rows in the order of the prompts, of row i of the
  * new order. */
@@ -128,7 +128,7 @@ struct rk_status *rk_flow_update_weights(struct rk_flow_context *ctx) RK_NODISCA
 struct rk_status *rk_flow_check_version(struct rk_flow_context *ctx,
                                         const struct rk_batch *answers) RK_NODISCARD;
 
-/* --- responses (flow_generate.c) --- */
+/* --- responses (generate_rows.c) --- */
 struct rk_flow_prompts {
     int64_t num_rows;
     const struct rk_dataset_row *const *rows; /* [num_rows] */
@@ -156,7 +156,7 @@ bool rk_filter_value(double *out, const struct rk_reward_result *result, const c
 /* Whether the values of a group differ; NaN stands for a row without a score. A group of one row is kept. */
 bool rk_filter_keeps(const double *values, int64_t count);
 
-/* --- scores (flow_reward.c) --- */
+/* --- scores (score_rows.c) --- */
 /* The reward item of a data row, with an empty response. */
 struct rk_reward_item rk_flow_reward_item(const struct rk_dataset_row *row);
 /* Decodes the responses of `batch` (columns responses and attention_mask) and has the job's reward score
