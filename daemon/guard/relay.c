@@ -41,7 +41,7 @@ void rk_relay_pool_fini(struct rk_relay_pool *pool)
 
 /* --- one direction --- */
 
-typedef enum flow_state { FLOW_GOES_ON, FLOW_STOPS, FLOW_ENDED, FLOW_CUT } flow_state_t;
+typedef enum half_state { HALF_GOES_ON, HALF_STOPS, HALF_ENDED, HALF_CUT } half_state_t;
 
 static bool is_later(int error)
 {
@@ -71,142 +71,142 @@ static ssize_t receive_some(struct rk_relay *relay, int fd, void *data, size_t b
     return got;
 }
 
-static flow_state_t send_passed(struct rk_relay *relay, struct rk_relay_flow *flow, int fd)
+static half_state_t send_passed(struct rk_relay *relay, struct rk_relay_half *half, int fd)
 {
-    while (flow->sent < flow->passed) {
+    while (half->sent < half->passed) {
         ssize_t sent;
 
-        if (!flow->can_write)
-            return FLOW_STOPS;
-        sent = send_some(relay, fd, flow->data + flow->sent, flow->passed - flow->sent);
+        if (!half->can_write)
+            return HALF_STOPS;
+        sent = send_some(relay, fd, half->data + half->sent, half->passed - half->sent);
         if (sent >= 0)
-            flow->sent += (size_t)sent;
+            half->sent += (size_t)sent;
         else if (is_later(errno))
-            flow->can_write = errno == EINTR;
+            half->can_write = errno == EINTR;
         else
-            return FLOW_ENDED; /* the other side has closed */
+            return HALF_ENDED; /* the other side has closed */
     }
-    return FLOW_GOES_ON;
+    return HALF_GOES_ON;
 }
 
 /* Frees the space of sent data. */
-static void compact(struct rk_relay *relay, struct rk_relay_flow *flow)
+static void compact(struct rk_relay *relay, struct rk_relay_half *half)
 {
-    if (flow->sent == 0)
+    if (half->sent == 0)
         return;
-    flow->bytes -= flow->sent;
-    flow->passed -= flow->sent;
-    memmove(flow->data, flow->data + flow->sent, flow->bytes);
-    flow->sent = 0;
-    if (flow->bytes == 0) {
-        give_buffer(relay->pool, flow->data);
-        flow->data = NULL;
+    half->bytes -= half->sent;
+    half->passed -= half->sent;
+    memmove(half->data, half->data + half->sent, half->bytes);
+    half->sent = 0;
+    if (half->bytes == 0) {
+        give_buffer(relay->pool, half->data);
+        half->data = NULL;
     }
 }
 
-static flow_state_t receive(struct rk_relay *relay, struct rk_relay_flow *flow, int fd)
+static half_state_t receive(struct rk_relay *relay, struct rk_relay_half *half, int fd)
 {
-    size_t room = RK_RELAY_BUFFER_BYTES - flow->bytes;
+    size_t room = RK_RELAY_BUFFER_BYTES - half->bytes;
     bool is_empty;
     ssize_t got;
 
-    if (!flow->can_read || room == 0)
-        return FLOW_STOPS;
-    if (!flow->data)
-        flow->data = take_buffer(relay->pool);
-    got = receive_some(relay, fd, flow->data + flow->bytes, room, &is_empty);
+    if (!half->can_read || room == 0)
+        return HALF_STOPS;
+    if (!half->data)
+        half->data = take_buffer(relay->pool);
+    got = receive_some(relay, fd, half->data + half->bytes, room, &is_empty);
     if (got > 0) {
-        flow->bytes += (size_t)got;
-        flow->can_read = !is_empty;
-        return FLOW_GOES_ON;
+        half->bytes += (size_t)got;
+        half->can_read = !is_empty;
+        return HALF_GOES_ON;
     }
-    if (flow->bytes == 0) {
-        give_buffer(relay->pool, flow->data);
-        flow->data = NULL;
+    if (half->bytes == 0) {
+        give_buffer(relay->pool, half->data);
+        half->data = NULL;
     }
     if (got == 0 || !is_later(errno))
-        return FLOW_ENDED;
-    flow->can_read = errno == EINTR;
-    return FLOW_STOPS;
+        return HALF_ENDED;
+    half->can_read = errno == EINTR;
+    return HALF_STOPS;
 }
 
-static flow_state_t filter(struct rk_relay *relay, struct rk_relay_flow *flow, int64_t now_ns)
+static half_state_t filter(struct rk_relay *relay, struct rk_relay_half *half, int64_t now_ns)
 {
-    const uint8_t *data = (const uint8_t *)flow->data + flow->passed;
-    size_t bytes = flow->bytes - flow->passed, passed;
+    const uint8_t *data = (const uint8_t *)half->data + half->passed;
+    size_t bytes = half->bytes - half->passed, passed;
     rk_h2_verdict_t verdict = RK_H2_PASS;
 
-    if (flow == &relay->from_server)
+    if (half == &relay->from_server)
         rk_h2_filter_server(&relay->filter, data, bytes, now_ns, &passed);
     else
         verdict = rk_h2_filter_client(&relay->filter, data, bytes, now_ns, &passed);
-    flow->passed += passed;
-    flow->is_held = verdict == RK_H2_WAIT;
-    return verdict == RK_H2_CUT ? FLOW_CUT : FLOW_GOES_ON;
+    half->passed += passed;
+    half->is_held = verdict == RK_H2_WAIT;
+    return verdict == RK_H2_CUT ? HALF_CUT : HALF_GOES_ON;
 }
 
 /* --- large frames --- */
 
-static struct rk_h2_direction *direction_of(struct rk_relay *relay, const struct rk_relay_flow *flow)
+static struct rk_h2_direction *direction_of(struct rk_relay *relay, const struct rk_relay_half *half)
 {
-    return flow == &relay->from_server ? &relay->filter.server : &relay->filter.client;
+    return half == &relay->from_server ? &relay->filter.server : &relay->filter.client;
 }
 
 /* Takes a pipe if the filter does not need to see the next bytes: they are the payload of a large frame. An
  * unauthorised client gets no pipe, because the pages of the network are not counted as the daemon's memory.
  */
-static bool uses_pipe(struct rk_relay *relay, struct rk_relay_flow *flow)
+static bool uses_pipe(struct rk_relay *relay, struct rk_relay_half *half)
 {
-    if (flow->pipe)
+    if (half->pipe)
         return true;
-    if (relay->tls || flow->bytes > 0 || !flow->can_read ||
-        direction_of(relay, flow)->payload_left < PIPE_BYTES_MIN ||
-        (flow == &relay->from_client && !relay->filter.is_trusted))
+    if (relay->tls || half->bytes > 0 || !half->can_read ||
+        direction_of(relay, half)->payload_left < PIPE_BYTES_MIN ||
+        (half == &relay->from_client && !relay->filter.is_trusted))
         return false;
-    flow->pipe = rk_pipe_take(&relay->pool->pipes);
-    return flow->pipe != NULL;
+    half->pipe = rk_pipe_take(&relay->pool->pipes);
+    return half->pipe != NULL;
 }
 
-static flow_state_t fill_pipe(struct rk_relay *relay, struct rk_relay_flow *flow, int from)
+static half_state_t fill_pipe(struct rk_relay *relay, struct rk_relay_half *half, int from)
 {
-    struct rk_h2_direction *direction = direction_of(relay, flow);
+    struct rk_h2_direction *direction = direction_of(relay, half);
     size_t room = (size_t)RK_MIN(direction->payload_left, (uint64_t)PIPE_BYTES_MAX);
-    ssize_t got = rk_pipe_fill(&relay->pool->pipes, flow->pipe, from, room);
+    ssize_t got = rk_pipe_fill(&relay->pool->pipes, half->pipe, from, room);
 
     if (got > 0) {
         direction->payload_left -= (uint64_t)got;
-        return FLOW_GOES_ON;
+        return HALF_GOES_ON;
     }
     if (got == 0 || !is_later(errno))
-        return FLOW_ENDED;
-    flow->can_read = errno == EINTR;
-    return flow->can_read ? FLOW_GOES_ON : FLOW_STOPS;
+        return HALF_ENDED;
+    half->can_read = errno == EINTR;
+    return half->can_read ? HALF_GOES_ON : HALF_STOPS;
 }
 
-static flow_state_t drain_pipe(struct rk_relay_flow *flow, int to)
+static half_state_t drain_pipe(struct rk_relay_half *half, int to)
 {
-    while (flow->pipe->bytes > 0) {
-        if (!flow->can_write)
-            return FLOW_STOPS;
-        if (rk_pipe_drain(flow->pipe, to) >= 0)
+    while (half->pipe->bytes > 0) {
+        if (!half->can_write)
+            return HALF_STOPS;
+        if (rk_pipe_drain(half->pipe, to) >= 0)
             continue;
         if (!is_later(errno))
-            return FLOW_ENDED;
-        flow->can_write = errno == EINTR;
+            return HALF_ENDED;
+        half->can_write = errno == EINTR;
     }
-    return FLOW_GOES_ON;
+    return HALF_GOES_ON;
 }
 
 /* One round through the pipe, which goes back to the pool when it is empty. */
-static flow_state_t move_pages(struct rk_relay *relay, struct rk_relay_flow *flow, int from, int to)
+static half_state_t move_pages(struct rk_relay *relay, struct rk_relay_half *half, int from, int to)
 {
-    flow_state_t state = flow->pipe->bytes == 0 ? fill_pipe(relay, flow, from) : FLOW_GOES_ON;
+    half_state_t state = half->pipe->bytes == 0 ? fill_pipe(relay, half, from) : HALF_GOES_ON;
 
-    if (state == FLOW_GOES_ON)
-        state = drain_pipe(flow, to);
-    if (flow->pipe->bytes == 0) {
-        rk_pipe_give(&relay->pool->pipes, flow->pipe);
-        flow->pipe = NULL;
+    if (state == HALF_GOES_ON)
+        state = drain_pipe(half, to);
+    if (half->pipe->bytes == 0) {
+        rk_pipe_give(&relay->pool->pipes, half->pipe);
+        half->pipe = NULL;
     }
     return state;
 }
@@ -214,39 +214,39 @@ static flow_state_t move_pages(struct rk_relay *relay, struct rk_relay_flow *flo
 /* --- rounds --- */
 
 /* One round: sends the bytes that passed, receives new ones. */
-static flow_state_t move(struct rk_relay *relay, struct rk_relay_flow *flow, int from, int to, int64_t now_ns)
+static half_state_t move(struct rk_relay *relay, struct rk_relay_half *half, int from, int to, int64_t now_ns)
 {
-    flow_state_t state;
+    half_state_t state;
 
     if (to >= 0) {
-        state = send_passed(relay, flow, to);
-        if (state != FLOW_GOES_ON)
+        state = send_passed(relay, half, to);
+        if (state != HALF_GOES_ON)
             return state;
-        compact(relay, flow);
-        if (uses_pipe(relay, flow))
-            return move_pages(relay, flow, from, to);
+        compact(relay, half);
+        if (uses_pipe(relay, half))
+            return move_pages(relay, half, from, to);
     }
-    if (flow->is_held) {
+    if (half->is_held) {
         if (now_ns < relay->filter.wait_until_ns)
-            return FLOW_STOPS;
+            return HALF_STOPS;
     } else {
-        state = receive(relay, flow, from);
-        if (state != FLOW_GOES_ON)
+        state = receive(relay, half, from);
+        if (state != HALF_GOES_ON)
             return state;
     }
-    return filter(relay, flow, now_ns);
+    return filter(relay, half, now_ns);
 }
 
-static rk_relay_state_t run_flow(struct rk_relay *relay, struct rk_relay_flow *flow, int from, int to,
+static rk_relay_state_t run_half(struct rk_relay *relay, struct rk_relay_half *half, int from, int to,
                                  int64_t now_ns)
 {
     for (int round = 0; round < ROUNDS_MAX; round++) {
-        switch (move(relay, flow, from, to, now_ns)) {
-        case FLOW_CUT:
+        switch (move(relay, half, from, to, now_ns)) {
+        case HALF_CUT:
             return RK_RELAY_CUT;
-        case FLOW_ENDED:
+        case HALF_ENDED:
             return RK_RELAY_ENDED;
-        case FLOW_STOPS:
+        case HALF_STOPS:
             return RK_RELAY_IDLE;
         default:
             break;
@@ -300,12 +300,12 @@ const char *rk_relay_why(const struct rk_relay *relay)
     return relay->filter.rule ? relay->filter.rule : relay->tls ? rk_tls_error(relay->tls) : "";
 }
 
-static void close_side(struct rk_relay *relay, struct rk_relay_flow *flow, int *fd)
+static void close_side(struct rk_relay *relay, struct rk_relay_half *half, int *fd)
 {
-    give_buffer(relay->pool, flow->data);
-    if (flow->pipe) /* a Unix connection has no pool */
-        rk_pipe_give(&relay->pool->pipes, flow->pipe);
-    *flow = (struct rk_relay_flow){0};
+    give_buffer(relay->pool, half->data);
+    if (half->pipe) /* a Unix connection has no pool */
+        rk_pipe_give(&relay->pool->pipes, half->pipe);
+    *half = (struct rk_relay_half){0};
     if (*fd >= 0)
         close(*fd);
     *fd = -1;
@@ -331,19 +331,19 @@ rk_relay_state_t rk_relay_run(struct rk_relay *relay, int64_t now_ns)
     if (relay->tls_state == RK_RELAY_TLS_WAITS || relay->tls_state == RK_RELAY_TLS_SHAKES)
         return shake(relay);
     if (relay->server_fd >= 0) {
-        from_server = run_flow(relay, &relay->from_server, relay->server_fd, relay->client_fd, now_ns);
+        from_server = run_half(relay, &relay->from_server, relay->server_fd, relay->client_fd, now_ns);
         if (from_server == RK_RELAY_ENDED)
             return from_server;
     }
-    from_client = run_flow(relay, &relay->from_client, relay->client_fd, relay->server_fd, now_ns);
+    from_client = run_half(relay, &relay->from_client, relay->client_fd, relay->server_fd, now_ns);
     return from_client == RK_RELAY_IDLE ? from_server : from_client;
 }
 
 rk_relay_state_t rk_relay_tick(struct rk_relay *relay, int64_t now_ns)
 {
-    const struct rk_relay_flow *flow = &relay->from_client;
+    const struct rk_relay_half *half = &relay->from_client;
     bool waits_for_us =
-        relay->server_fd >= 0 && (flow->is_held || flow->sent < flow->passed || flow->pipe != NULL);
+        relay->server_fd >= 0 && (half->is_held || half->sent < half->passed || half->pipe != NULL);
 
     if (waits_for_us || rk_relay_wants_server(relay))
         return RK_RELAY_IDLE;

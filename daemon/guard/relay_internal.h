@@ -23,8 +23,8 @@ struct rk_relay_pool {
 
 void rk_relay_pool_fini(struct rk_relay_pool *pool);
 
-/* Data read from one side: `sent` <= `passed` <= `bytes`. */
-struct rk_relay_flow {
+/* One direction of a relay, with the data read from its side: `sent` <= `passed` <= `bytes`. */
+struct rk_relay_half {
     char *data; /* NULL while empty */
     size_t bytes, passed, sent;
     bool can_read, can_write; /* last known state: from one side, to the other */
@@ -54,7 +54,7 @@ struct rk_relay {
     int server_fd;              /* -1: the connection has not been passed to gRPC yet; see wants_server */
     rk_relay_tls_t tls_state;
     struct rk_tls_conn *tls; /* from rk_relay_begin_tls on */
-    struct rk_relay_flow from_client, from_server;
+    struct rk_relay_half from_client, from_server;
     struct rk_h2_filter filter;
 };
 
