@@ -28,8 +28,9 @@ struct rk_status *rk_numerics_parse(rk_numerics_t *out, const char *text) RK_NOD
 
 /* Load of a running generation. */
 struct rk_rollout_load {
-    int64_t num_running, num_waiting;    /* sequences */
-    int32_t num_used_blocks, num_blocks; /* of the KV cache; a sequence takes all its blocks when it begins */
+    int64_t num_running, num_waiting; /* sequences */
+    int32_t num_used_kv_blocks,
+        num_kv_blocks; /* of the KV cache; a sequence takes all its blocks when it begins */
 };
 
 /* Called by long operations: between decode steps, and between blocks of rows while a model is filled or

@@ -17,10 +17,10 @@ struct rk_rollout;
 
 /* From the options of init_model (base/config/knobs.def): max_num_batched_tokens is the limit of one engine
  * step, including prefill; max_model_len 0 is max_position_embeddings; the caller of rk_rollout_create has
- * converted gpu_memory_utilization to num_blocks. */
+ * converted gpu_memory_utilization to num_kv_blocks. */
 struct rk_rollout_config {
     RK_ROLLOUT_KNOBS(RK_KNOB_FIELD, , , )
-    int32_t num_blocks; /* of the KV cache; 0: enough for max_num_seqs sequences of max_model_len */
+    int32_t num_kv_blocks; /* of the KV cache; 0: enough for max_num_seqs sequences of max_model_len */
 };
 /* Reads the fields above. INVALID_ARGUMENT names option, value and expectation. */
 struct rk_status *rk_rollout_config_read(struct rk_rollout_config *out,

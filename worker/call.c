@@ -42,8 +42,8 @@ static void on_rollout(void *user, const struct rk_rollout_load *load)
     pthread_mutex_lock(&worker->lock);
     snapshot->rollout_running = (uint64_t)load->num_running;
     snapshot->rollout_waiting = (uint64_t)load->num_waiting;
-    snapshot->kv_blocks_used = (uint64_t)load->num_used_blocks;
-    snapshot->kv_blocks = (uint64_t)load->num_blocks;
+    snapshot->kv_blocks_used = (uint64_t)load->num_used_kv_blocks;
+    snapshot->kv_blocks = (uint64_t)load->num_kv_blocks;
     pthread_mutex_unlock(&worker->lock);
 }
 

@@ -331,14 +331,14 @@ static struct rk_status *run_rollout(struct dry_run *run, struct rk_memory_plan 
     struct rk_rollout *rollout;
     struct rk_status *st;
 
-    config.num_blocks = 0;
+    config.num_kv_blocks = 0;
     RK_TRY(rk_rollout_create(&rollout, run->model, &config));
     st = run_steps(rollout);
     rk_rollout_destroy(rollout);
     RK_TRY(st);
     RK_TRY(rk_rollout_create(&rollout, run->model, run->desc->rollout));
     out->memory = rk_model_get_memory(run->model);
-    out->num_kv_blocks = rk_rollout_get_config(rollout).num_blocks;
+    out->num_kv_blocks = rk_rollout_get_config(rollout).num_kv_blocks;
     rk_rollout_destroy(rollout);
     return NULL;
 }

@@ -12,21 +12,21 @@
 #include "base/rk_assert.h"
 
 struct rk_status *rk_batcher_init(struct rk_batcher *batcher, struct rk_arena *arena,
-                                  const struct rk_rollout_config *config, struct rk_block_pool *pool)
+                                  const struct rk_rollout_config *config, struct rk_kv_block_pool *pool)
 {
     size_t num_seqs = (size_t)config->max_num_seqs;
-    int32_t max_blocks = (int32_t)((config->max_model_len + RK_KV_BLOCK_TOKENS - 1) / RK_KV_BLOCK_TOKENS);
+    int32_t max_kv_blocks = (int32_t)((config->max_model_len + RK_KV_BLOCK_TOKENS - 1) / RK_KV_BLOCK_TOKENS);
 
     *batcher = (struct rk_batcher){
         .max_num_seqs = config->max_num_seqs,
-        .max_blocks = max_blocks,
+        .max_kv_blocks = max_kv_blocks,
         .max_num_batched_tokens = config->max_num_batched_tokens,
         .pool = pool,
         .next_serial = 1,
         .sequences = rk_arena_calloc(arena, num_seqs, sizeof(struct rk_sequence)),
         .running = rk_arena_calloc(arena, num_seqs, sizeof(int32_t)),
         .free_slots = rk_arena_calloc(arena, num_seqs, sizeof(int32_t)),
-        .block_rows = rk_arena_calloc(arena, num_seqs * (size_t)max_blocks, sizeof(int32_t)),
+        .block_rows = rk_arena_calloc(arena, num_seqs * (size_t)max_kv_blocks, sizeof(int32_t)),
     };
     if (!batcher->sequences || !batcher->running || !batcher->free_slots || !batcher->block_rows)
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no memory for the tables of %d running sequences",
@@ -74,7 +74,7 @@ int32_t rk_sequence_token(const struct rk_sequence *sequence, int32_t position)
 
 static int32_t *blocks_of(const struct rk_batcher *batcher, int32_t slot)
 {
-    return batcher->block_rows + (int64_t)slot * batcher->max_blocks;
+    return batcher->block_rows + (int64_t)slot * batcher->max_kv_blocks;
 }
 
 const int32_t *rk_batcher_blocks(const struct rk_batcher *batcher, int32_t slot)
@@ -123,19 +123,19 @@ static bool admit(struct rk_batcher *batcher)
 {
     const struct rk_rollout_request *request = &batcher->requests[batcher->num_admitted];
     int64_t num_tokens = (int64_t)request->prompt_len + request->max_tokens;
-    int32_t num_blocks = (int32_t)((num_tokens + RK_KV_BLOCK_TOKENS - 1) / RK_KV_BLOCK_TOKENS), slot;
+    int32_t num_kv_blocks = (int32_t)((num_tokens + RK_KV_BLOCK_TOKENS - 1) / RK_KV_BLOCK_TOKENS), slot;
 
-    RK_ASSERT(num_blocks <= batcher->max_blocks);
+    RK_ASSERT(num_kv_blocks <= batcher->max_kv_blocks);
     if (batcher->num_running == batcher->max_num_seqs)
         return false;
     slot = batcher->free_slots[batcher->num_free_slots - 1];
-    if (!rk_block_pool_take(batcher->pool, blocks_of(batcher, slot), num_blocks))
+    if (!rk_kv_block_pool_take(batcher->pool, blocks_of(batcher, slot), num_kv_blocks))
         return false;
     batcher->sequences[slot] = (struct rk_sequence){
         .request = request,
         .result = &batcher->results[batcher->num_admitted],
         .serial = batcher->next_serial++,
-        .num_blocks = num_blocks,
+        .num_kv_blocks = num_kv_blocks,
     };
     batcher->num_free_slots--;
     batcher->running[batcher->num_running++] = slot;
@@ -188,7 +188,7 @@ void rk_batcher_append(struct rk_batcher *batcher, const struct rk_step_entry *e
 
 static void release(struct rk_batcher *batcher, int32_t slot)
 {
-    rk_block_pool_give(batcher->pool, blocks_of(batcher, slot), batcher->sequences[slot].num_blocks);
+    rk_kv_block_pool_give(batcher->pool, blocks_of(batcher, slot), batcher->sequences[slot].num_kv_blocks);
     batcher->free_slots[batcher->num_free_slots++] = slot;
 }
 

@@ -31,7 +31,7 @@ struct rk_rollout {
     struct rk_model *model;          /* borrowed */
     struct rk_arena *arena;          /* owned: host memory of the members below */
     struct rk_rollout_config config; /* complete */
-    struct rk_block_pool pool;
+    struct rk_kv_block_pool pool;
     struct rk_kv_cache cache;
     struct rk_batcher batcher;
     struct rk_step_inputs inputs;
@@ -76,19 +76,20 @@ static struct rk_status *complete_config(struct rk_rollout_config *config, const
 static struct rk_status *complete_blocks(struct rk_rollout_config *config)
 {
     int64_t per_seq = (config->max_model_len + RK_KV_BLOCK_TOKENS - 1) / RK_KV_BLOCK_TOKENS;
-    int64_t num_blocks = config->num_blocks > 0 ? config->num_blocks : 1 + per_seq * config->max_num_seqs;
+    int64_t num_kv_blocks =
+        config->num_kv_blocks > 0 ? config->num_kv_blocks : 1 + per_seq * config->max_num_seqs;
 
-    if (num_blocks >= INT32_MAX / RK_KV_BLOCK_TOKENS)
+    if (num_kv_blocks >= INT32_MAX / RK_KV_BLOCK_TOKENS)
         return RK_FAIL(RK_RESOURCE_EXHAUSTED,
                        "the KV cache of rollout.max_num_seqs=%d sequences of rollout.max_model_len=%lld "
                        "tokens has too many slots",
                        config->max_num_seqs, (long long)config->max_model_len);
-    if (num_blocks < 1 + per_seq)
+    if (num_kv_blocks < 1 + per_seq)
         return RK_FAIL(RK_RESOURCE_EXHAUSTED,
                        "a KV cache of %lld blocks does not fit one sequence of rollout.max_model_len=%lld "
                        "tokens, expected at least %lld blocks",
-                       (long long)num_blocks, (long long)config->max_model_len, (long long)(1 + per_seq));
-    config->num_blocks = (int32_t)num_blocks;
+                       (long long)num_kv_blocks, (long long)config->max_model_len, (long long)(1 + per_seq));
+    config->num_kv_blocks = (int32_t)num_kv_blocks;
     return NULL;
 }
 
@@ -147,8 +148,8 @@ static struct rk_status *init(struct rk_rollout *rollout)
     RK_TRY(check_mesh(model));
     RK_TRY(complete_config(config, model));
     RK_TRY(complete_blocks(config));
-    RK_TRY(rk_block_pool_init(&rollout->pool, arena, config->num_blocks));
-    RK_TRY(rk_kv_cache_init(&rollout->cache, arena, model, config->num_blocks));
+    RK_TRY(rk_kv_block_pool_init(&rollout->pool, arena, config->num_kv_blocks));
+    RK_TRY(rk_kv_cache_init(&rollout->cache, arena, model, config->num_kv_blocks));
     RK_TRY(rk_batcher_init(&rollout->batcher, arena, config, &rollout->pool));
     RK_TRY(rk_step_inputs_init(&rollout->inputs, arena, device_of(rollout), &rollout->batcher));
     rk_model_note_staging(model, (int64_t)rollout->inputs.device_bytes, (int64_t)rollout->inputs.host_bytes);
@@ -405,8 +406,8 @@ static void tell_load(const struct rk_rollout *rollout)
                           &(struct rk_rollout_load){
                               .num_running = batcher->num_running,
                               .num_waiting = batcher->num_requests - batcher->num_admitted,
-                              .num_used_blocks = rollout->pool.num_blocks - 1 - rollout->pool.num_free,
-                              .num_blocks = rollout->pool.num_blocks - 1,
+                              .num_used_kv_blocks = rollout->pool.num_kv_blocks - 1 - rollout->pool.num_free,
+                              .num_kv_blocks = rollout->pool.num_kv_blocks - 1,
                           });
 }
 

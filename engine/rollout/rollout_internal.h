@@ -16,31 +16,31 @@ _Static_assert(RK_KV_BLOCK_TOKENS % 16 == 0, "paged attention reads keys in grou
 
 /* Free blocks of the cache. Block 0 is the null block: it belongs to no sequence, and padding of block tables
  * refers to it. */
-struct rk_block_pool {
-    int32_t num_blocks; /* including the null block */
+struct rk_kv_block_pool {
+    int32_t num_kv_blocks; /* including the null block */
     int32_t num_free;
-    int32_t *free_blocks; /* stack [num_blocks - 1]; lower ids are allocated first */
+    int32_t *free_blocks; /* stack [num_kv_blocks - 1]; lower ids are allocated first */
 };
 
 /* Memory comes from the arena and has its lifetime. */
-struct rk_status *rk_block_pool_init(struct rk_block_pool *pool, struct rk_arena *arena,
-                                     int32_t num_blocks) RK_NODISCARD;
+struct rk_status *rk_kv_block_pool_init(struct rk_kv_block_pool *pool, struct rk_arena *arena,
+                                        int32_t num_kv_blocks) RK_NODISCARD;
 /* Allocates all `count` blocks or none. */
-bool rk_block_pool_take(struct rk_block_pool *pool, int32_t *blocks, int32_t count);
-void rk_block_pool_give(struct rk_block_pool *pool, const int32_t *blocks, int32_t count);
+bool rk_kv_block_pool_take(struct rk_kv_block_pool *pool, int32_t *blocks, int32_t count);
+void rk_kv_block_pool_give(struct rk_kv_block_pool *pool, const int32_t *blocks, int32_t count);
 
 /* Cached tensors of this rank's blocks, on the device. */
 struct rk_kv_cache {
     struct rk_model *model; /* borrowed */
     void *memory;
     size_t memory_bytes;
-    /* [core->num_caches] of [num_blocks, heads, RK_KV_BLOCK_TOKENS, width]; the tensors of a block of the
+    /* [core->num_caches] of [num_kv_blocks, heads, RK_KV_BLOCK_TOKENS, width]; the tensors of a block of the
      * model begin at its first_cache. */
     rk_tensor_t *tensors;
 };
 
 struct rk_status *rk_kv_cache_init(struct rk_kv_cache *cache, struct rk_arena *arena, struct rk_model *model,
-                                   int32_t num_blocks) RK_NODISCARD;
+                                   int32_t num_kv_blocks) RK_NODISCARD;
 void rk_kv_cache_fini(struct rk_kv_cache *cache);
 
 /* --- batcher.c --- */
@@ -54,7 +54,7 @@ struct rk_sequence {
     int32_t num_computed; /* tokens whose keys are in the cache once the planned steps have run */
     int32_t num_pending;  /* tokens that planned steps sample and that are not appended yet */
     int32_t pending_row;  /* row of logits, in its step, that samples the last pending token */
-    int32_t num_blocks;
+    int32_t num_kv_blocks;
     bool is_finished; /* no more steps are planned; retires when no token is pending */
 };
 
@@ -78,9 +78,9 @@ struct rk_step_plan {
  * randomness, so that all tp ranks choose alike. */
 struct rk_batcher {
     /* Fixed after init. */
-    int32_t max_num_seqs, max_blocks; /* max_blocks: of one sequence */
+    int32_t max_num_seqs, max_kv_blocks; /* max_kv_blocks: of one sequence */
     int64_t max_num_batched_tokens;
-    struct rk_block_pool *pool; /* borrowed */
+    struct rk_kv_block_pool *pool; /* borrowed */
     int64_t next_serial;
     /* Requests of the current call. */
     const struct rk_rollout_request *requests;
@@ -89,7 +89,7 @@ struct rk_batcher {
     struct rk_sequence *sequences; /* [max_num_seqs], by slot */
     int32_t *running;              /* slots [max_num_seqs], in order of admission */
     int32_t num_running;
-    int32_t *block_rows; /* [max_num_seqs, max_blocks], by slot */
+    int32_t *block_rows; /* [max_num_seqs, max_kv_blocks], by slot */
     int32_t *free_slots; /* stack [max_num_seqs] */
     int32_t num_free_slots;
 };
@@ -97,7 +97,7 @@ struct rk_batcher {
 /* Memory comes from the arena and has its lifetime. */
 struct rk_status *rk_batcher_init(struct rk_batcher *batcher, struct rk_arena *arena,
                                   const struct rk_rollout_config *config,
-                                  struct rk_block_pool *pool) RK_NODISCARD;
+                                  struct rk_kv_block_pool *pool) RK_NODISCARD;
 struct rk_status *rk_step_plan_init(struct rk_step_plan *plan, struct rk_arena *arena,
                                     int32_t max_num_seqs) RK_NODISCARD;
 /* Starts a call with these requests, all waiting in order. Requests and results are borrowed. */
@@ -128,7 +128,7 @@ struct rk_step_inputs {
     struct rk_device *device; /* borrowed */
     char *host[2], *memory;   /* [bytes] */
     size_t bytes, used;
-    int32_t *table_host[2], *table;  /* [max_num_seqs, max_blocks] */
+    int32_t *table_host[2], *table;  /* [max_num_seqs, max_kv_blocks] */
     int64_t *table_serials;          /* [max_num_seqs]: sequences whose rows the device has, 0: null block */
     size_t device_bytes, host_bytes; /* total allocated; 0 until init has succeeded */
     int32_t turn;                    /* host copy that the step being written uses */

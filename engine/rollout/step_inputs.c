@@ -13,10 +13,11 @@
 
 static size_t table_bytes(const struct rk_batcher *batcher)
 {
-    return (size_t)batcher->max_num_seqs * (size_t)batcher->max_blocks * sizeof(int32_t);
+    return (size_t)batcher->max_num_seqs * (size_t)batcher->max_kv_blocks * sizeof(int32_t);
 }
 
-/* Upper bound of: tokens, source, positions, slots; cu_q, seq_lens, logits_index; sampling parameters. */
+/* Upper bound of: tokens, source, positions, slot_mapping; cu_q, seq_lens, logits_index; sampling parameters.
+ */
 static size_t most_bytes(const struct rk_batcher *batcher)
 {
     size_t num_seqs = (size_t)batcher->max_num_seqs;
@@ -104,14 +105,15 @@ struct writer {
     struct rk_step_device *out;
 };
 
-/* Writes tokens, positions and slots of every planned token, and the source rows of unknown tokens. */
+/* Writes token, position and place in the cache of every planned token, and the source rows of unknown
+ * tokens. */
 static void write_tokens(const struct writer *w)
 {
     struct rk_paged_step *step = &w->out->paged;
     int32_t *tokens = take_i32(w->inputs, w->num_tokens, &step->tokens);
     int32_t *source = take_i32(w->inputs, w->num_tokens, &w->out->source);
     int32_t *positions = take_i32(w->inputs, w->num_tokens, &step->positions);
-    int32_t *slots = take_i32(w->inputs, w->num_tokens, &step->slot_mapping);
+    int32_t *slot_mapping = take_i32(w->inputs, w->num_tokens, &step->slot_mapping);
     int64_t t = 0;
 
     for (int32_t i = 0; i < w->plan->num_entries; i++) {
@@ -123,12 +125,12 @@ static void write_tokens(const struct writer *w)
             source[t] = p == end - 1 ? entry->source : -1;
             tokens[t] = source[t] < 0 ? rk_sequence_token(&w->batcher->sequences[entry->slot], p) : 0;
             positions[t] = p;
-            slots[t] = blocks[p / RK_KV_BLOCK_TOKENS] * RK_KV_BLOCK_TOKENS + p % RK_KV_BLOCK_TOKENS;
+            slot_mapping[t] = blocks[p / RK_KV_BLOCK_TOKENS] * RK_KV_BLOCK_TOKENS + p % RK_KV_BLOCK_TOKENS;
         }
     }
     for (; t < w->num_tokens; t++) { /* padding: token 0 at position 0, whose result is not read */
         tokens[t] = positions[t] = 0;
-        source[t] = slots[t] = -1;
+        source[t] = slot_mapping[t] = -1;
     }
 }
 
@@ -193,7 +195,7 @@ static int64_t serial_of_row(const struct writer *w, int32_t row)
 static struct rk_status *write_table(const struct writer *w, struct rk_stream *stream, int32_t width)
 {
     struct rk_step_inputs *inputs = w->inputs;
-    size_t row_bytes = (size_t)w->batcher->max_blocks * sizeof(int32_t);
+    size_t row_bytes = (size_t)w->batcher->max_kv_blocks * sizeof(int32_t);
     int32_t *table = inputs->table_host[inputs->turn];
     bool is_same = true;
 
@@ -204,15 +206,15 @@ static struct rk_status *write_table(const struct writer *w, struct rk_stream *s
     if (is_same)
         return NULL;
     for (int32_t row = 0; row < w->num_seqs; row++) {
-        int32_t *at = table + (int64_t)row * w->batcher->max_blocks, num_blocks = 0;
+        int32_t *at = table + (int64_t)row * w->batcher->max_kv_blocks, num_kv_blocks = 0;
 
         if (row < w->plan->num_entries) {
             int32_t slot = w->plan->entries[row].slot;
 
-            num_blocks = w->batcher->sequences[slot].num_blocks;
-            memcpy(at, rk_batcher_blocks(w->batcher, slot), (size_t)num_blocks * sizeof(*at));
+            num_kv_blocks = w->batcher->sequences[slot].num_kv_blocks;
+            memcpy(at, rk_batcher_blocks(w->batcher, slot), (size_t)num_kv_blocks * sizeof(*at));
         }
-        memset(at + num_blocks, 0, (size_t)RK_MAX(width - num_blocks, 0) * sizeof(*at));
+        memset(at + num_kv_blocks, 0, (size_t)RK_MAX(width - num_kv_blocks, 0) * sizeof(*at));
     }
     return rk_stream_copy(stream, inputs->table, table, (size_t)w->num_seqs * row_bytes, RK_COPY_H2D);
 }
@@ -223,7 +225,7 @@ static int32_t widest(const struct writer *w)
     int32_t width = 1;
 
     for (int32_t i = 0; i < w->plan->num_entries; i++)
-        width = RK_MAX(width, w->batcher->sequences[w->plan->entries[i].slot].num_blocks);
+        width = RK_MAX(width, w->batcher->sequences[w->plan->entries[i].slot].num_kv_blocks);
     return width;
 }
 
@@ -255,7 +257,7 @@ struct rk_status *rk_step_inputs_write(struct rk_step_inputs *inputs, struct rk_
     write_params(&w);
     RK_TRY(write_table(&w, stream, width));
     out->paged.block_table =
-        rk_tensor_cols(rk_tensor_2d(inputs->table, RK_DTYPE_I32, w.num_seqs, batcher->max_blocks), 0,
-                       num_rows > 0 ? batcher->max_blocks : width);
+        rk_tensor_cols(rk_tensor_2d(inputs->table, RK_DTYPE_I32, w.num_seqs, batcher->max_kv_blocks), 0,
+                       num_rows > 0 ? batcher->max_kv_blocks : width);
     return rk_stream_copy(stream, inputs->memory, inputs->host[inputs->turn], inputs->used, RK_COPY_H2D);
 }

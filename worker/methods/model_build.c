@@ -409,7 +409,7 @@ struct rk_status *rk_model_build_fit_cache(struct rk_model_build *build)
     RK_TRY(rk_engine_min(rk_mesh_comms_group(call->role->comms, RK_GROUP_ALL), call->worker->stream,
                          call->worker->agree_scratch, &count, 1)); /* block tables must be alike */
     call->peers_wait = false;
-    build->rollout_config.num_blocks = count;
+    build->rollout_config.num_kv_blocks = count;
     st = make_plan(build);
     return st ? RK_WRAP(
                     st,

@@ -104,7 +104,7 @@ const struct rk_plan_case rk_plan_cases[] = {
      .moe_keep_dispatched = true},
     {.label = "llama", .config = CONFIG("llama", "false"), F32_3_STEPS},
     {.label = "llama strict", .config = CONFIG("llama", "false"), STRICT, F32_3_STEPS},
-    {.label = "llama, few blocks", .config = CONFIG("llama", "true"), F32_3_STEPS, .num_blocks = 7},
+    {.label = "llama, few blocks", .config = CONFIG("llama", "true"), F32_3_STEPS, .num_kv_blocks = 7},
     {.label = "200 steps", .config = RK_TEST_SMALL_CONFIG, .dtype = RK_DTYPE_F32, .num_steps = 200},
     {.label = "qwen2 bf16", .config = CONFIG("qwen2", "true"), BF16_3_STEPS},
     {.label = "qwen2 bf16 strict, recompute",

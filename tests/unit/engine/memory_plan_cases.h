@@ -18,7 +18,7 @@ struct rk_plan_case {
     rk_numerics_t numerics;
     rk_dtype_t dtype;
     int32_t num_steps;
-    int32_t num_blocks; /* of the KV cache; 0: the default */
+    int32_t num_kv_blocks; /* of the KV cache; 0: the default */
     int64_t recompute_num_layers;
     int64_t num_ids; /* of training micro-batches */
     bool adds_in_shards;

@@ -144,7 +144,7 @@ static struct rk_status *open_roles(struct roles *roles, struct rk_comm_world *w
     const struct rk_rollout_config rollout = {.max_num_seqs = NUM_SEQS,
                                               .max_num_batched_tokens = 64,
                                               .max_model_len = MODEL_LEN,
-                                              .num_blocks = row->num_blocks};
+                                              .num_kv_blocks = row->num_kv_blocks};
     struct rk_model_memory base;
 
     optim.adds_in_shards = row->adds_in_shards;

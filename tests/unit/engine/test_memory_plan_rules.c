@@ -67,7 +67,7 @@ static void test_plan_without_device_matches_formulas(void **state)
 
 static void test_plan_bad_arguments_are_refused(void **state)
 {
-    struct rk_rollout_config rollout = {.max_num_seqs = 4, .max_num_batched_tokens = 16, .num_blocks = 5};
+    struct rk_rollout_config rollout = {.max_num_seqs = 4, .max_num_batched_tokens = 16, .num_kv_blocks = 5};
     struct rk_mesh_spec spec = {0};
     struct rk_memory_plan_desc desc;
     struct rk_memory_plan plan;

@@ -10,7 +10,7 @@
 /* Requests whose "model" answers with token = position, eos with the id that a request names. */
 struct fixture {
     struct rk_arena *arena;
-    struct rk_block_pool pool;
+    struct rk_kv_block_pool pool;
     struct rk_batcher batcher;
     struct rk_step_plan plan, before; /* the step being answered, and one that runs meanwhile */
     struct rk_rollout_request requests[MAX_REQUESTS];
@@ -21,7 +21,7 @@ struct fixture {
 };
 
 static void fixture_init(struct fixture *f, int32_t max_num_seqs, int64_t max_num_batched_tokens,
-                         int32_t num_blocks)
+                         int32_t num_kv_blocks)
 {
     const struct rk_rollout_config config = {
         .max_num_seqs = max_num_seqs,
@@ -30,7 +30,7 @@ static void fixture_init(struct fixture *f, int32_t max_num_seqs, int64_t max_nu
     };
 
     *f = (struct fixture){.arena = rk_arena_create(4096, 0)};
-    assert_ok(rk_block_pool_init(&f->pool, f->arena, num_blocks));
+    assert_ok(rk_kv_block_pool_init(&f->pool, f->arena, num_kv_blocks));
     assert_ok(rk_batcher_init(&f->batcher, f->arena, &config, &f->pool));
     assert_ok(rk_step_plan_init(&f->plan, f->arena, max_num_seqs));
     assert_ok(rk_step_plan_init(&f->before, f->arena, max_num_seqs));
@@ -39,7 +39,7 @@ static void fixture_init(struct fixture *f, int32_t max_num_seqs, int64_t max_nu
 static void fixture_fini(struct fixture *f)
 {
     rk_batcher_end(&f->batcher);
-    assert_int_equal(f->pool.num_free, f->pool.num_blocks - 1);
+    assert_int_equal(f->pool.num_free, f->pool.num_kv_blocks - 1);
     rk_arena_destroy(f->arena);
 }
 
@@ -93,24 +93,24 @@ static int64_t run_all(struct fixture *f)
     return num_steps;
 }
 
-static void test_block_pool_take_is_all_or_nothing(void **state)
+static void test_kv_block_pool_take_is_all_or_nothing(void **state)
 {
     struct rk_arena *arena = rk_arena_create(4096, 0);
-    struct rk_block_pool pool;
+    struct rk_kv_block_pool pool;
     int32_t blocks[8];
 
     (void)state;
-    assert_ok(rk_block_pool_init(&pool, arena, 6));
+    assert_ok(rk_kv_block_pool_init(&pool, arena, 6));
     assert_int_equal(pool.num_free, 5);
-    assert_true(rk_block_pool_take(&pool, blocks, 3));
+    assert_true(rk_kv_block_pool_take(&pool, blocks, 3));
     for (int32_t i = 0; i < 3; i++)
         assert_int_equal(blocks[i], i + 1); /* never the null block */
-    assert_false(rk_block_pool_take(&pool, blocks + 3, 3));
+    assert_false(rk_kv_block_pool_take(&pool, blocks + 3, 3));
     assert_int_equal(pool.num_free, 2);
-    assert_true(rk_block_pool_take(&pool, blocks + 3, 2));
-    assert_false(rk_block_pool_take(&pool, blocks + 5, 1));
-    assert_true(rk_block_pool_take(&pool, blocks + 5, 0));
-    rk_block_pool_give(&pool, blocks, 5);
+    assert_true(rk_kv_block_pool_take(&pool, blocks + 3, 2));
+    assert_false(rk_kv_block_pool_take(&pool, blocks + 5, 1));
+    assert_true(rk_kv_block_pool_take(&pool, blocks + 5, 0));
+    rk_kv_block_pool_give(&pool, blocks, 5);
     assert_int_equal(pool.num_free, 5);
     rk_arena_destroy(arena);
 }
@@ -372,7 +372,7 @@ static void test_end_in_the_middle_frees_everything(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_block_pool_take_is_all_or_nothing),
+        cmocka_unit_test(test_kv_block_pool_take_is_all_or_nothing),
         cmocka_unit_test(test_plan_long_prompt_is_chunked),
         cmocka_unit_test(test_plan_running_before_waiting),
         cmocka_unit_test(test_plan_without_blocks_waits_in_order),

@@ -13,7 +13,7 @@ struct fixture {
     struct rk_device *device;
     struct rk_stream *stream;
     struct rk_arena *arena;
-    struct rk_block_pool pool;
+    struct rk_kv_block_pool pool;
     struct rk_batcher batcher;
     struct rk_step_plan plan;
     struct rk_step_inputs inputs;
@@ -35,7 +35,7 @@ static void fixture_init(struct fixture *f, int num_requests)
     f->arena = rk_arena_create(4096, 0);
     assert_ok(rk_device_open(&f->device, &device));
     assert_ok(rk_stream_create(&f->stream, f->device, "test"));
-    assert_ok(rk_block_pool_init(&f->pool, f->arena, 17));
+    assert_ok(rk_kv_block_pool_init(&f->pool, f->arena, 17));
     assert_ok(rk_batcher_init(&f->batcher, f->arena, &config, &f->pool));
     assert_ok(rk_step_plan_init(&f->plan, f->arena, MAX_SEQS));
     assert_ok(rk_step_inputs_init(&f->inputs, f->arena, f->device, &f->batcher));
