@@ -16,7 +16,7 @@
 #include "base/rk_fault.h"
 
 /* The residual stream between blocks; all tensors are [T, hidden_size]. */
-struct flow {
+struct hidden {
     rk_tensor_t residual; /* without delta */
     rk_tensor_t delta;    /* output of the previous block; none before the first */
     rk_tensor_t work;     /* memory of a residual that is not saved */
@@ -39,68 +39,68 @@ static bool starts_part(const struct rk_model_core *core, const struct rk_chunk 
 }
 
 /* Norm of the current residual. If it is saved, residual and statistics get separate memory. */
-static struct rk_status *norm_stream(struct rk_pass *pass, const struct rk_weight *weight, struct flow *flow,
-                                     bool keeps, struct rk_norm_saved *saved)
+static struct rk_status *norm_stream(struct rk_pass *pass, const struct rk_weight *weight,
+                                     struct hidden *hidden, bool keeps, struct rk_norm_saved *saved)
 {
-    struct rk_norm_io io = {.residual = flow->residual, .delta = flow->delta, .y = flow->normed};
+    struct rk_norm_io io = {.residual = hidden->residual, .delta = hidden->delta, .y = hidden->normed};
 
-    if (flow->delta.data)
-        io.sum = flow->work;
-    if (flow->delta.data && keeps)
+    if (hidden->delta.data)
+        io.sum = hidden->work;
+    if (hidden->delta.data && keeps)
         RK_TRY(rk_step_2d(pass->kept, &io.sum, pass->dtype, pass->num_rows, pass->hidden_size));
     if (keeps)
         RK_TRY(rk_step_1d(pass->kept, &io.rstd, pass->stat_dtype, pass->num_rows));
     RK_TRY(rk_norm_fwd(pass, weight, &io));
-    if (flow->delta.data)
-        flow->residual = io.sum;
-    *saved = (struct rk_norm_saved){.x = flow->residual, .rstd = io.rstd};
+    if (hidden->delta.data)
+        hidden->residual = io.sum;
+    *saved = (struct rk_norm_saved){.x = hidden->residual, .rstd = io.rstd};
     return NULL;
 }
 
-static struct rk_status *block_fwd(struct rk_pass *pass, const struct rk_block *block, struct flow *flow,
+static struct rk_status *block_fwd(struct rk_pass *pass, const struct rk_block *block, struct hidden *hidden,
                                    bool keeps_stream, struct rk_block_saved *saved)
 {
     struct rk_step_mark mark;
 
     if (RK_FAULT("model.block"))
         return RK_FAIL(RK_INTERNAL, "fault point model.block");
-    RK_TRY(norm_stream(pass, &block->norm, flow, keeps_stream, &saved->norm));
+    RK_TRY(norm_stream(pass, &block->norm, hidden, keeps_stream, &saved->norm));
     mark = rk_step_arena_mark(pass->arena);
-    RK_TRY(block->ops->forward(pass, block, flow->normed, flow->out, saved->own));
+    RK_TRY(block->ops->forward(pass, block, hidden->normed, hidden->out, saved->own));
     if (!pass->keeps_activations)
         rk_step_arena_release(pass->arena, mark);
-    flow->delta = flow->out;
+    hidden->delta = hidden->out;
     rk_pass_note_alive(pass);
     return NULL;
 }
 
 /* The first residual, `in` or the embedded tokens, and the working memory. */
 static struct rk_status *begin_flow(const struct rk_model_core *core, const struct rk_chunk *chunk,
-                                    struct rk_pass *pass, struct flow *flow, rk_tensor_t in,
+                                    struct rk_pass *pass, struct hidden *hidden, rk_tensor_t in,
                                     bool keeps_residuals)
 {
-    *flow = (struct flow){.residual = in};
+    *hidden = (struct hidden){.residual = in};
     if (!in.data)
-        RK_TRY(rk_step_2d(keeps_residuals ? pass->kept : pass->arena, &flow->residual, pass->dtype,
+        RK_TRY(rk_step_2d(keeps_residuals ? pass->kept : pass->arena, &hidden->residual, pass->dtype,
                           pass->num_rows, pass->hidden_size));
-    RK_TRY(rk_step_2d(pass->arena, &flow->normed, pass->dtype, pass->num_rows, pass->hidden_size));
+    RK_TRY(rk_step_2d(pass->arena, &hidden->normed, pass->dtype, pass->num_rows, pass->hidden_size));
     /* The output of a chunk stays valid until it has been sent. */
-    RK_TRY(rk_step_2d(chunk->has_head ? pass->arena : pass->kept, &flow->out, pass->dtype, pass->num_rows,
+    RK_TRY(rk_step_2d(chunk->has_head ? pass->arena : pass->kept, &hidden->out, pass->dtype, pass->num_rows,
                       pass->hidden_size));
-    flow->work = flow->residual; /* sums are computed in place */
+    hidden->work = hidden->residual; /* sums are computed in place */
     if (keeps_residuals && recomputes(core))
-        RK_TRY(rk_step_2d(pass->arena, &flow->work, pass->dtype, pass->num_rows, pass->hidden_size));
-    return in.data ? NULL : rk_embedding_fwd(pass, &core->embedding, flow->residual);
+        RK_TRY(rk_step_2d(pass->arena, &hidden->work, pass->dtype, pass->num_rows, pass->hidden_size));
+    return in.data ? NULL : rk_embedding_fwd(pass, &core->embedding, hidden->residual);
 }
 
 /* Adds the last block's output to the residual: the input of the next chunk. */
-static struct rk_status *end_flow(const struct rk_pass *pass, const struct flow *flow, rk_tensor_t *out)
+static struct rk_status *end_hidden(const struct rk_pass *pass, const struct hidden *hidden, rk_tensor_t *out)
 {
-    *out = flow->delta.data ? flow->delta : flow->residual;
-    if (!flow->delta.data)
+    *out = hidden->delta.data ? hidden->delta : hidden->residual;
+    if (!hidden->delta.data)
         return NULL;
-    return rk_axpby(pass->stream,
-                    &(struct rk_axpby_args){.y = flow->delta, .x = flow->residual, .alpha = 1, .beta = 1});
+    return rk_axpby(pass->stream, &(struct rk_axpby_args){
+                                      .y = hidden->delta, .x = hidden->residual, .alpha = 1, .beta = 1});
 }
 
 /* Allocates the tensors that each block saves. */
@@ -129,24 +129,24 @@ struct rk_status *rk_trunk_fwd(const struct rk_model_core *core, const struct rk
                                struct rk_trunk_saved *saved)
 {
     struct rk_block_saved unused;
-    struct flow flow;
+    struct hidden hidden;
 
     if (saved)
         RK_TRY(alloc_saved(core, pass, saved));
     RK_TRY(alloc_unused(core, pass, &unused));
     pass->keeps_activations = saved && !recomputes(core);
-    RK_TRY(begin_flow(core, chunk, pass, &flow, in, saved != NULL));
+    RK_TRY(begin_flow(core, chunk, pass, &hidden, in, saved != NULL));
     for (int64_t i = chunk->begin; i < chunk->end; i++) {
         bool keeps_stream = saved && (!recomputes(core) || starts_part(core, chunk, i));
 
-        RK_TRY(block_fwd(pass, &core->blocks[i], &flow, keeps_stream,
+        RK_TRY(block_fwd(pass, &core->blocks[i], &hidden, keeps_stream,
                          keeps_stream ? &saved->blocks[i] : &unused));
     }
     if (!chunk->has_head)
-        return end_flow(pass, &flow, out);
-    RK_TRY(norm_stream(pass, &core->final_norm, &flow, saved != NULL,
+        return end_hidden(pass, &hidden, out);
+    RK_TRY(norm_stream(pass, &core->final_norm, &hidden, saved != NULL,
                        saved ? &saved->final_norm : &unused.norm));
-    *out = flow.normed;
+    *out = hidden.normed;
     return NULL;
 }
 
@@ -155,14 +155,14 @@ struct rk_status *rk_trunk_fwd(const struct rk_model_core *core, const struct rk
 static struct rk_status *run_again(struct rk_pass *pass, const struct rk_model_core *core, int64_t begin,
                                    int64_t end, const struct rk_trunk_saved *saved)
 {
-    struct flow flow = {.residual = saved->blocks[begin].norm.x};
+    struct hidden hidden = {.residual = saved->blocks[begin].norm.x};
 
-    RK_TRY(rk_step_2d(pass->arena, &flow.normed, pass->dtype, pass->num_rows, pass->hidden_size));
-    RK_TRY(rk_step_2d(pass->arena, &flow.out, pass->dtype, pass->num_rows, pass->hidden_size));
+    RK_TRY(rk_step_2d(pass->arena, &hidden.normed, pass->dtype, pass->num_rows, pass->hidden_size));
+    RK_TRY(rk_step_2d(pass->arena, &hidden.out, pass->dtype, pass->num_rows, pass->hidden_size));
     for (int64_t i = begin; i < end; i++) {
         if (i == end - 1)
-            flow.out = (rk_tensor_t){0};
-        RK_TRY(block_fwd(pass, &core->blocks[i], &flow, true, &saved->blocks[i]));
+            hidden.out = (rk_tensor_t){0};
+        RK_TRY(block_fwd(pass, &core->blocks[i], &hidden, true, &saved->blocks[i]));
     }
     return NULL;
 }
