@@ -109,8 +109,8 @@ struct rk_optim_config rk_test_adamw(double lr, double weight_decay, double clip
     return config;
 }
 
-static struct rk_status *weigh_tokens(void *user, const struct rk_head_arrays *outputs,
-                                      const struct rk_head_arrays *grads)
+struct rk_status *rk_test_weigh_tokens(void *user, const struct rk_head_arrays *outputs,
+                                       const struct rk_head_arrays *grads)
 {
     const struct rk_packed *packed = user;
 
@@ -125,11 +125,44 @@ struct rk_status *rk_test_train_pass(struct rk_model *model, const struct rk_pac
     const struct rk_train_micro micro = {.packed = packed,
                                          .temperature = 1,
                                          .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
-                                         .loss_fn = weigh_tokens,
+                                         .loss_fn = rk_test_weigh_tokens,
                                          .user = (void *)packed};
 
     RK_TRY(rk_train_begin(model));
     return rk_train_micro_batch(model, &micro);
+}
+
+struct mean_loss {
+    int64_t num_tokens;
+    double value;
+};
+
+static struct rk_status *mean_loss(void *user, const struct rk_head_arrays *outputs,
+                                   const struct rk_head_arrays *grads)
+{
+    struct mean_loss *loss = user;
+
+    for (int64_t t = 0; t < loss->num_tokens; t++) {
+        loss->value -= outputs->of[RK_HEAD_LOG_PROBS][t] / (double)loss->num_tokens;
+        grads->of[RK_HEAD_LOG_PROBS][t] = -1.0 / (double)loss->num_tokens;
+    }
+    return NULL;
+}
+
+struct rk_status *rk_test_mean_pass(double *loss, struct rk_model *model, const struct rk_packed *packed)
+{
+    struct mean_loss mean = {packed->num_tokens, 0};
+    const struct rk_train_micro micro = {.packed = packed,
+                                         .temperature = 1,
+                                         .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
+                                         .is_last = true,
+                                         .loss_fn = mean_loss,
+                                         .user = &mean};
+
+    RK_TRY(rk_train_begin(model));
+    RK_TRY(rk_train_micro_batch(model, &micro));
+    *loss = mean.value;
+    return NULL;
 }
 
 double rk_test_error_by_max(const double *actual, const double *expected, int64_t count)

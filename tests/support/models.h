@@ -58,9 +58,14 @@ struct rk_status *rk_test_choose(struct rk_model *model, const struct rk_packed 
 /* AdamW with constant learning rate. */
 struct rk_optim_config rk_test_adamw(double lr, double weight_decay, double clip_grad);
 
-/* Begins a step, and runs a forward and a backward pass; the gradient of the log-prob of token t is
- * 1 / (t + 3). */
+/* A loss_fn whose `user` is the struct rk_packed: the gradient of the log-prob of token t is 1 / (t + 3). */
+struct rk_status *rk_test_weigh_tokens(void *user, const struct rk_head_arrays *outputs,
+                                       const struct rk_head_arrays *grads) RK_NODISCARD;
+/* Begins a step, and runs a forward and a backward pass with that loss. */
 struct rk_status *rk_test_train_pass(struct rk_model *model, const struct rk_packed *packed) RK_NODISCARD;
+/* The same with the mean of -log_prob as the loss, which *loss receives; the only pass of its step. */
+struct rk_status *rk_test_mean_pass(double *loss, struct rk_model *model,
+                                    const struct rk_packed *packed) RK_NODISCARD;
 
 /* Maximum |actual - expected| divided by the maximum |expected|; +inf if a value is not finite, and if all of
  * `expected` is 0, which would make the comparison meaningless. */

@@ -29,28 +29,12 @@
 static const int32_t cu_seqlens[] = {0, NUM_TOKENS};
 static const char *const only_actor[] = {"actor", NULL};
 
-static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
-                                 const struct rk_head_arrays *grads)
-{
-    double *dlog_probs = grads->of[RK_HEAD_LOG_PROBS];
-
-    (void)outputs;
-    (void)user;
-    for (int32_t t = 0; t < NUM_TOKENS; t++)
-        dlog_probs[t] = -1.0 / NUM_TOKENS;
-    return NULL;
-}
-
 static void train(struct rk_model *model, int num_steps)
 {
     int32_t tokens[NUM_TOKENS], positions[NUM_TOKENS], labels[NUM_TOKENS];
     struct rk_packed packed = {1, NUM_TOKENS, NUM_TOKENS, tokens, positions, cu_seqlens, labels, NULL};
-    struct rk_train_micro micro = {.packed = &packed,
-                                   .temperature = 1,
-                                   .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
-                                   .is_last = true,
-                                   .loss_fn = loss_fn};
     struct rk_step_stats stats;
+    double loss;
 
     for (int32_t t = 0; t < NUM_TOKENS; t++) {
         tokens[t] = (5 * t + 3) % 67;
@@ -58,8 +42,7 @@ static void train(struct rk_model *model, int num_steps)
         labels[t] = (11 * t + 1) % 67;
     }
     for (int step = 0; step < num_steps; step++) {
-        assert_ok(rk_train_begin(model));
-        assert_ok(rk_train_micro_batch(model, &micro));
+        assert_ok(rk_test_mean_pass(&loss, model, &packed));
         assert_ok(rk_train_step(model, &stats));
         assert_false(stats.was_skipped);
         rk_train_advance_lr(model);

@@ -239,19 +239,6 @@ static void test_forms_of_attention_agree_in_f64(void **state)
 
 /* --- gradients --- */
 
-static struct rk_status *mean_loss(void *user, const struct rk_head_arrays *outputs,
-                                   const struct rk_head_arrays *grads)
-{
-    double *loss = user;
-
-    *loss = 0;
-    for (int32_t t = 0; t < NUM_TOKENS; t++) {
-        *loss -= outputs->of[RK_HEAD_LOG_PROBS][t] / NUM_TOKENS;
-        grads->of[RK_HEAD_LOG_PROBS][t] = -1.0 / NUM_TOKENS;
-    }
-    return NULL;
-}
-
 static double run_backward(struct rk_model *model)
 {
     int32_t ids[3 * NUM_TOKENS];
@@ -259,13 +246,7 @@ static double run_backward(struct rk_model *model)
     double loss;
 
     rk_test_fill_packed(&packed, ids);
-    assert_ok(rk_train_begin(model));
-    assert_ok(rk_train_micro_batch(model, &(struct rk_train_micro){.packed = &packed,
-                                                                   .temperature = 1,
-                                                                   .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
-                                                                   .is_last = true,
-                                                                   .loss_fn = mean_loss,
-                                                                   .user = &loss}));
+    assert_ok(rk_test_mean_pass(&loss, model, &packed));
     return loss;
 }
 

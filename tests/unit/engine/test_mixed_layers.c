@@ -286,19 +286,6 @@ static void test_kept_activations_are_those_declared(void **state)
 
 /* --- training and files --- */
 
-static struct rk_status *mean_loss(void *user, const struct rk_head_arrays *outputs,
-                                   const struct rk_head_arrays *grads)
-{
-    double *loss = user;
-
-    *loss = 0;
-    for (int32_t t = 0; t < RK_TEST_PACKED_TOKENS; t++) {
-        *loss -= outputs->of[RK_HEAD_LOG_PROBS][t] / RK_TEST_PACKED_TOKENS;
-        grads->of[RK_HEAD_LOG_PROBS][t] = -1.0 / RK_TEST_PACKED_TOKENS;
-    }
-    return NULL;
-}
-
 static double run_backward(struct rk_model *model)
 {
     int32_t ids[3 * RK_TEST_PACKED_TOKENS];
@@ -306,13 +293,7 @@ static double run_backward(struct rk_model *model)
     double loss;
 
     rk_test_fill_packed(&packed, ids);
-    assert_ok(rk_train_begin(model));
-    assert_ok(rk_train_micro_batch(model, &(struct rk_train_micro){.packed = &packed,
-                                                                   .temperature = 1,
-                                                                   .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
-                                                                   .is_last = true,
-                                                                   .loss_fn = mean_loss,
-                                                                   .user = &loss}));
+    assert_ok(rk_test_mean_pass(&loss, model, &packed));
     return loss;
 }
 

@@ -54,16 +54,6 @@ static void make_batch(struct batch *batch, int32_t index)
                                        .labels = batch->labels};
 }
 
-static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
-                                 const struct rk_head_arrays *grads)
-{
-    (void)user;
-    (void)outputs;
-    for (int32_t t = 0; t < NUM_TOKENS; t++)
-        grads->of[RK_HEAD_LOG_PROBS][t] = -1.0 / (t + 2);
-    return NULL;
-}
-
 static struct rk_status *micro_batch(struct rk_model *model, int32_t index, bool is_last)
 {
     struct batch batch;
@@ -73,7 +63,8 @@ static struct rk_status *micro_batch(struct rk_model *model, int32_t index, bool
                                                                 .temperature = 1,
                                                                 .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
                                                                 .is_last = is_last,
-                                                                .loss_fn = loss_fn});
+                                                                .loss_fn = rk_test_weigh_tokens,
+                                                                .user = &batch.packed});
 }
 
 static struct rk_status *log_probs(struct rk_model *model, double values[NUM_TOKENS])
