@@ -21,14 +21,21 @@ static const char *const minimal[] = {
     "reward.reward_kwargs.max_resp_len=8",
 };
 
-struct rk_config *test_minimal_job(const char *const *more, int64_t num_more)
+struct rk_config *test_job(const char *const *base, int64_t num_base, const char *const *more, int64_t most)
 {
-    const char *overrides[RK_ARRAY_LEN(minimal) + 8];
+    const char *overrides[TEST_SETTINGS_MAX];
+    int64_t count = num_base;
     struct rk_config *job;
 
-    memcpy(overrides, minimal, sizeof(minimal));
-    for (int64_t i = 0; i < num_more; i++)
-        overrides[RK_ARRAY_LEN(minimal) + (size_t)i] = more[i];
-    assert_ok(rk_job_load(&job, NULL, overrides, (int64_t)RK_ARRAY_LEN(minimal) + num_more));
+    assert_true(num_base + most <= TEST_SETTINGS_MAX);
+    memcpy(overrides, base, (size_t)num_base * sizeof(*base));
+    for (int64_t i = 0; i < most && more[i]; i++)
+        overrides[count++] = more[i];
+    assert_ok(rk_job_load(&job, NULL, overrides, count));
     return job;
+}
+
+struct rk_config *test_minimal_job(const char *const *more, int64_t num_more)
+{
+    return test_job(minimal, RK_ARRAY_LEN(minimal), more, num_more);
 }

@@ -5,6 +5,7 @@
 #include "rl/rk_job.h"
 #include "proto/rk_methods.h"
 #include "tests/support/test.h"
+#include "tests/unit/rl/minimal_job.h"
 
 #define DISTILL "distillation.distillation_loss."
 #define TEACHER "distillation.teacher.model.path=teacher"
@@ -13,14 +14,9 @@
 
 static struct rk_config *load(const char *const changes[MAX])
 {
-    const char *overrides[MAX + 1] = {"data.train_files=[\"train.jsonl\"]"};
-    int64_t count = 1;
-    struct rk_config *job;
+    static const char *const base[] = {"data.train_files=[\"train.jsonl\"]"};
 
-    for (int i = 0; i < MAX && changes[i]; i++)
-        overrides[count++] = changes[i];
-    assert_ok(rk_job_load(&job, NULL, overrides, count));
-    return job;
+    return test_job(base, RK_ARRAY_LEN(base), changes, MAX);
 }
 
 /* Goal: settings without effect, or with an unintended effect, are named; others are accepted. */

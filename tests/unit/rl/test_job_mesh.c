@@ -8,6 +8,7 @@
 #include "rl/rk_job.h"
 #include "proto/rk_methods.h"
 #include "tests/support/test.h"
+#include "tests/unit/rl/minimal_job.h"
 
 #define ACTOR   "actor_rollout_ref.actor."
 #define ROLLOUT "actor_rollout_ref.rollout."
@@ -36,15 +37,10 @@ enum { MAX_CHANGES = 8 };
 /* With an actor, a rollout, a ref and a critic. */
 static struct rk_config *load(const char *const *changes)
 {
-    const char *overrides[4 + MAX_CHANGES] = {"data.train_files=[\"a\"]", ACTOR "use_kl_loss=true",
-                                              "algorithm.adv_estimator=gae", "reward.name=digits"};
-    int64_t count = 4;
-    struct rk_config *job;
+    static const char *const base[] = {"data.train_files=[\"a\"]", ACTOR "use_kl_loss=true",
+                                       "algorithm.adv_estimator=gae", "reward.name=digits"};
 
-    for (int i = 0; i < MAX_CHANGES && changes[i]; i++)
-        overrides[count++] = changes[i];
-    assert_ok(rk_job_load(&job, NULL, overrides, count));
-    return job;
+    return test_job(base, RK_ARRAY_LEN(base), changes, MAX_CHANGES);
 }
 
 /* "tp=2 dp=2 @ 0,1,2,3 ORDER" */

@@ -5,6 +5,7 @@
 #include "base/rk_alloc.h"
 #include "rl/rk_job.h"
 #include "tests/support/test.h"
+#include "tests/unit/rl/minimal_job.h"
 
 #define CORR    "algorithm.rollout_correction."
 #define ACTOR   "actor_rollout_ref.actor."
@@ -15,14 +16,9 @@
 
 static struct rk_config *load(const char *const changes[MAX])
 {
-    const char *overrides[MAX + 1] = {"data.train_files=[\"train.jsonl\"]"};
-    int64_t count = 1;
-    struct rk_config *job;
+    static const char *const base[] = {"data.train_files=[\"train.jsonl\"]"};
 
-    for (int i = 0; i < MAX && changes[i]; i++)
-        overrides[count++] = changes[i];
-    assert_ok(rk_job_load(&job, NULL, overrides, count));
-    return job;
+    return test_job(base, RK_ARRAY_LEN(base), changes, MAX);
 }
 
 /* --- presets --- */

@@ -495,15 +495,9 @@ static void test_job_rules_of_examples(void **state)
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(example_cases); i++) {
-        const char *overrides[RK_ARRAY_LEN(base) + 4];
-        int64_t count = RK_ARRAY_LEN(base);
-        struct rk_config *job;
+        struct rk_config *job = test_job(base, RK_ARRAY_LEN(base), example_cases[i].changes, 4);
 
-        memcpy(overrides, base, sizeof(base));
-        for (int k = 0; k < 4 && example_cases[i].changes[k]; k++)
-            overrides[count++] = example_cases[i].changes[k];
         print_message("%s, %s\n", example_cases[i].changes[0], example_cases[i].changes[1]);
-        assert_ok(rk_job_load(&job, NULL, overrides, count));
         if (example_cases[i].message)
             assert_fails(rk_job_check(job, 4), RK_INVALID_ARGUMENT, example_cases[i].message);
         else
