@@ -11,10 +11,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/rk_rng.h"
 #include "daemon/daemon_internal.h"
 #include "daemon/operation_internal.h"
-#include "tests/support/agenda.h"
+#include "tests/unit/sim/common.h"
 
 #define SIM_RANKS   2
 #define SIM_DRIVERS 3 /* two that compete, and one that starts when all faults are over */
@@ -24,8 +23,6 @@
 /* Of the input of calls that have one. */
 #define SIM_TENSORS      3
 #define SIM_TENSOR_BYTES 64
-
-#define SIM_MS(ms) ((int64_t)(ms)*1000000)
 
 /* Intentional defects, to verify that the checks detect them. */
 typedef enum sim_defect {
@@ -62,33 +59,26 @@ struct sim_daemon {
 
 /* --- the world --- */
 struct sim {
-    int64_t now_ns;
-    struct rk_rng rng;
+    struct sim_world world;
     uint64_t seed;
     sim_defect_t defect;
-    struct rk_test_agenda agenda;
-    bool has_faults; /* until the last driver starts */
-    bool is_ending;  /* messages in flight are discarded */
+    bool is_ending; /* messages in flight are discarded */
     struct sim_daemon daemons[SIM_RANKS];
     struct sim_driver *drivers[SIM_DRIVERS];
     int applied[SIM_TAGS][SIM_RANKS]; /* mutations of a tag on a rank */
     uint64_t next_tag;
     int64_t num_applied, num_succeeded, num_retried, num_repeated, num_cut, num_crashes;
-    char failure[512]; /* "" while all checks pass */
 };
 
 extern struct sim *sim;
 
 /* --- sim.c --- */
-/* Runs one seed; false if a guarantee was violated: sim->failure names it. Valid until sim_end. */
+/* Runs one seed; false if a guarantee was violated: sim->world.failure names it. Valid until sim_end. */
 bool sim_run(uint64_t seed, sim_defect_t defect);
 void sim_end(void);
 void sim_at(int64_t delay_ns, void (*run)(void *user), void *user);
-void sim_fail(const char *fmt, ...) RK_PRINTF(1, 2);
-bool sim_chance(double probability); /* false once the faults are over */
 /* Of a message: mostly a millisecond, sometimes seconds. */
 int64_t sim_delay_ns(void);
-int64_t sim_between_ns(int64_t from_ms, int64_t to_ms);
 
 /* --- sim_daemon.c --- */
 void sim_daemon_start(struct sim_daemon *host, int32_t rank);

@@ -38,49 +38,10 @@ struct rk_status *rk_daemon_check_fence(struct rk_daemon *daemon, const struct r
     return NULL;
 }
 
-struct rk_status *rk_daemon_check_well(const struct rk_daemon *daemon)
-{
-    (void)daemon;
-    return NULL;
-}
-
-struct rk_status *rk_daemon_check_takes_work(const struct rk_daemon *daemon)
-{
-    return rk_daemon_check_well(daemon);
-}
-
-void rk_stop_advance(struct rk_daemon *daemon)
-{
-    (void)daemon;
-}
-
 void rk_configure_abort(struct rk_daemon *daemon, const char *reason)
 {
     (void)daemon;
     (void)reason;
-}
-
-void rk_feed_add(struct rk_feed *feed, rk_feed_kind_t kind, const struct rk_meta *fields, const char *fmt,
-                 ...)
-{
-    (void)feed;
-    (void)kind;
-    (void)fields;
-    (void)fmt;
-}
-
-void rk_metrics_count_job(struct rk_metrics *metrics, const struct rk_job *job)
-{
-    (void)metrics;
-    (void)job;
-}
-
-void rk_watch_add_metrics(struct rk_daemon *daemon, const struct rk_operation *operation,
-                          const struct rk_job *job)
-{
-    (void)daemon;
-    (void)operation;
-    (void)job;
 }
 
 /* The disk survives a crash of the process. `dir` is the rank. */
@@ -185,16 +146,7 @@ void rk_worker_submit(struct rk_worker *worker, struct rk_job *job)
     struct rk_operation *operation = RK_CONTAINER_OF(job->user, struct rk_operation, done_event);
 
     RK_ASSERT(host->num_queued < SIM_QUEUE);
-    if (operation->epoch < host->submitted_epoch)
-        sim_fail("rank %d runs a call of epoch %d after one of epoch %d", host->rank, (int)operation->epoch,
-                 (int)host->submitted_epoch);
-    if (operation->epoch > host->submitted_epoch)
-        host->submitted_seq = 0;
-    if (operation->seq != host->submitted_seq + 1)
-        sim_fail("rank %d runs seq %d after %d in epoch %d", host->rank, (int)operation->seq,
-                 (int)host->submitted_seq, (int)operation->epoch);
-    host->submitted_epoch = operation->epoch;
-    host->submitted_seq = operation->seq;
+    sim_check_order(host->rank, operation, &host->submitted_epoch, &host->submitted_seq);
     host->queue[host->num_queued++] = (struct sim_job){job, operation, (uint64_t)job->call.timeout_ms, false};
     sim_at(SIM_MS(1), on_submitted, NULL);
 }

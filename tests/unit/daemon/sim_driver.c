@@ -242,7 +242,7 @@ static void open_stream(struct sim_driver *driver, int32_t rank)
 static void new_request(struct sim_driver *driver)
 {
     for (size_t i = 0; i < sizeof(driver->request_id); i++)
-        driver->request_id[i] = (uint8_t)rk_rng_next_u32(&sim->rng);
+        driver->request_id[i] = (uint8_t)rk_rng_next_u32(&sim->world.rng);
 }
 
 static void on_timeout(void *user)
@@ -326,7 +326,7 @@ static void succeed(struct sim_driver *driver)
     driver->num_left--;
     driver->attempt++; /* the timers of this call are invalid */
     close_streams(driver);
-    sim_at(sim->has_faults ? sim_between_ns(0, 6000) : 0, on_pause_over, make_ticket(driver));
+    sim_at(sim->world.has_faults ? sim_between_ns(0, 6000) : 0, on_pause_over, make_ticket(driver));
 }
 
 /* The stream broke. Before the commit the call has no effect; after it the request is repeated. */

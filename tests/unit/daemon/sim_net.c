@@ -206,12 +206,12 @@ static void arrive_at_driver(void *user)
 static void post_to_driver(struct rk_call *call, struct parcel *parcel)
 {
     struct sim_stream *stream = call->stream;
-    int64_t arrives_ns = sim->now_ns + sim_delay_ns();
+    int64_t arrives_ns = sim->world.now_ns + sim_delay_ns();
 
     stream->back_ns = RK_MAX(stream->back_ns, arrives_ns);
     stream->num_events++;
     parcel->stream = stream;
-    sim_at(stream->back_ns - sim->now_ns, arrive_at_driver, parcel);
+    sim_at(stream->back_ns - sim->world.now_ns, arrive_at_driver, parcel);
 }
 
 static void on_sent(void *user)
@@ -420,7 +420,7 @@ static void post_to_daemon(struct sim_stream *stream, rk_execute_request_kind_t 
                            const struct rk_str *packed)
 {
     struct parcel *parcel = rk_calloc(1, sizeof(*parcel));
-    int64_t arrives_ns = sim->now_ns + sim_delay_ns();
+    int64_t arrives_ns = sim->world.now_ns + sim_delay_ns();
 
     stream->last_ns = RK_MAX(stream->last_ns, arrives_ns);
     stream->num_events++;
@@ -429,7 +429,7 @@ static void post_to_daemon(struct sim_stream *stream, rk_execute_request_kind_t 
     rk_str_append_bytes(&parcel->packed, packed->text, packed->bytes);
     if (sim_chance(0.03))
         cut(stream, sim_between_ns(1, 8000), sim_between_ns(1, 8000));
-    sim_at(stream->last_ns - sim->now_ns, arrive_at_daemon, parcel);
+    sim_at(stream->last_ns - sim->world.now_ns, arrive_at_daemon, parcel);
 }
 
 static void release_nothing(void *user)
@@ -503,7 +503,7 @@ static void begin_copy(void *user)
         copy->num_events++;
         parcel->stream = copy;
         parcel->is_end = true;
-        sim_at(copy->last_ns - sim->now_ns + sim_between_ns(1, 5000), arrive_at_daemon, parcel);
+        sim_at(copy->last_ns - sim->world.now_ns + sim_between_ns(1, 5000), arrive_at_daemon, parcel);
     }
 }
 

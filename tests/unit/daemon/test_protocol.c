@@ -40,17 +40,6 @@ struct rk_status *__wrap_rk_lease_check_seq(const struct rk_lease *lease, uint64
     return sim->defect == SIM_DEFECT_NO_DEDUPE ? NULL : __real_rk_lease_check_seq(lease, seq);
 }
 
-/* The number in that variable, or the fallback. */
-static int64_t number_of(const char *name, int64_t fallback)
-{
-    const char *text = rk_env(name);
-    int64_t value = fallback;
-
-    if (text && !rk_parse_i64(text, &value))
-        fail_msg("%s=%s, expected a number", name, text);
-    return value;
-}
-
 static int set_up(void **state)
 {
     (void)state;
@@ -71,14 +60,14 @@ static int tear_down(void **state)
  * can claim and work. */
 static void test_protocol_keeps_its_promises(void **state)
 {
-    int64_t first = number_of("RK_TEST_SEED", 1);
-    int64_t count = rk_env("RK_TEST_SEED") ? 1 : number_of("RK_TEST_SEEDS", NUM_SEEDS);
+    int64_t first = sim_number("RK_TEST_SEED", 1);
+    int64_t count = rk_env("RK_TEST_SEED") ? 1 : sim_number("RK_TEST_SEEDS", NUM_SEEDS);
     int64_t applied = 0, succeeded = 0, retried = 0, repeated = 0, cut = 0, crashes = 0;
 
     (void)state;
     for (int64_t seed = first; seed < first + count; seed++) {
         if (!sim_run((uint64_t)seed, SIM_DEFECT_NONE))
-            fail_msg("seed %" PRId64 " (RK_TEST_SEED replays): %s", seed, sim->failure);
+            fail_msg("seed %" PRId64 " (RK_TEST_SEED replays): %s", seed, sim->world.failure);
         applied += sim->num_applied;
         succeeded += sim->num_succeeded;
         retried += sim->num_retried;
@@ -109,8 +98,8 @@ static void test_protocol_seed_replays(void **state)
     (void)state;
     for (int i = 0; i < 2; i++) {
         assert_true(sim_run(7, SIM_DEFECT_NONE));
-        orders[i] = (int64_t)sim->agenda.next_order;
-        ends[i] = sim->now_ns;
+        orders[i] = (int64_t)sim->world.agenda.next_order;
+        ends[i] = sim->world.now_ns;
         sim_end();
     }
     assert_int_equal(orders[0], orders[1]);

@@ -429,7 +429,7 @@ grpc_call *__wrap_grpc_channel_create_call(grpc_channel *channel, grpc_call *par
     call->stream = sim_net_open(channel->conn, call, rk_arena_strdup(sim->arena, path));
     gpr_free(path);
     if (gpr_time_cmp(deadline, gpr_inf_future(deadline.clock_type)) != 0)
-        sim_at(channel->process, (int64_t)deadline.tv_sec * 1000000000 + deadline.tv_nsec - sim->now_ns,
+        sim_at(channel->process, (int64_t)deadline.tv_sec * 1000000000 + deadline.tv_nsec - sim->world.now_ns,
                on_deadline, call->stream, 0);
     return call;
 }

@@ -82,7 +82,7 @@ grpc_event __wrap_grpc_completion_queue_next(grpc_completion_queue *queue, gpr_t
     while (!queue->first) {
         if (queue->is_shutdown && queue->num_pending == 0)
             return (grpc_event){.type = GRPC_QUEUE_SHUTDOWN};
-        if (sim->now_ns >= deadline_ns)
+        if (sim->world.now_ns >= deadline_ns)
             return (grpc_event){.type = GRPC_QUEUE_TIMEOUT};
         RK_ASSERT(!queue->waiter);
         queue->waiter = sim->current;

@@ -273,7 +273,7 @@ static void begin_head(struct sim_host *host, struct sim_job *head)
 {
     struct rk_job *job = head->job;
 
-    head->begun_ns = sim->now_ns;
+    head->begun_ns = sim->world.now_ns;
     if (job->kind == RK_JOB_OPEN_ENDPOINT) {
         struct rk_job_endpoint *endpoint = &job->endpoint;
 
@@ -315,20 +315,6 @@ static void look_later(struct sim_host *host)
 
 /* --- worker/rk_worker.h --- */
 
-static void check_order(struct sim_host *host, const struct rk_operation *operation)
-{
-    if (operation->epoch < host->submitted_epoch)
-        sim_fail("rank %d runs a call of epoch %d after one of epoch %d", host->rank, (int)operation->epoch,
-                 (int)host->submitted_epoch);
-    if (operation->epoch > host->submitted_epoch)
-        host->submitted_seq = 0;
-    if (operation->seq != host->submitted_seq + 1)
-        sim_fail("rank %d runs seq %d after %d in epoch %d", host->rank, (int)operation->seq,
-                 (int)host->submitted_seq, (int)operation->epoch);
-    host->submitted_epoch = operation->epoch;
-    host->submitted_seq = operation->seq;
-}
-
 void rk_worker_submit(struct rk_worker *worker, struct rk_job *job)
 {
     struct sim_host *host = host_of(worker);
@@ -342,7 +328,7 @@ void rk_worker_submit(struct rk_worker *worker, struct rk_job *job)
         queued->tag = (uint64_t)(job->call.timeout_ms - SIM_TIMEOUT_MS);
         queued->epoch = operation->epoch;
         if (!host->process->is_dead)
-            check_order(host, operation);
+            sim_check_order(host->rank, operation, &host->submitted_epoch, &host->submitted_seq);
     }
     if (host->process->is_dead)
         give_back(host, host->num_queued - 1, RK_FAIL(RK_UNAVAILABLE, "the process is gone"));

@@ -175,7 +175,7 @@ bool sim_fiber_sleep(int64_t until_ns)
     fiber->is_woken = false;
     fiber->sleep = ++num_sleeps;
     if (until_ns < INT64_MAX)
-        sim_at(fiber->process, RK_MAX(until_ns - sim->now_ns, 0), resume, fiber, fiber->sleep);
+        sim_at(fiber->process, RK_MAX(until_ns - sim->world.now_ns, 0), resume, fiber, fiber->sleep);
     switch_back(fiber);
     fiber->sleep = 0;
     fiber->waits_for = NULL;
@@ -261,7 +261,7 @@ int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex)
     if (!sim || !sim->current)
         return __real_pthread_mutex_lock(mutex);
     while (pthread_mutex_trylock(mutex) == EBUSY)
-        sim_fiber_sleep(sim->now_ns + SIM_MS(1));
+        sim_fiber_sleep(sim->world.now_ns + SIM_MS(1));
     return 0;
 }
 
@@ -307,7 +307,7 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *out)
 {
     if (!sim)
         return __real_clock_gettime(clock, out);
-    *out = (struct timespec){sim->now_ns / 1000000000, sim->now_ns % 1000000000};
+    *out = (struct timespec){sim->world.now_ns / 1000000000, sim->world.now_ns % 1000000000};
     return 0;
 }
 
@@ -315,12 +315,12 @@ gpr_timespec __wrap_gpr_now(gpr_clock_type clock)
 {
     if (!sim)
         return __real_gpr_now(clock);
-    return (gpr_timespec){sim->now_ns / 1000000000, (int32_t)(sim->now_ns % 1000000000), clock};
+    return (gpr_timespec){sim->world.now_ns / 1000000000, (int32_t)(sim->world.now_ns % 1000000000), clock};
 }
 
 void __wrap_rk_time_sleep_ms(int64_t ms)
 {
-    sim_fiber_sleep(sim->now_ns + SIM_MS(ms));
+    sim_fiber_sleep(sim->world.now_ns + SIM_MS(ms));
 }
 
 struct rk_status *__wrap_rk_thread_check_room(int count, const char *what)

@@ -61,22 +61,6 @@ struct rk_status *rk_daemon_check_fence(struct rk_daemon *daemon, const struct r
     return NULL;
 }
 
-struct rk_status *rk_daemon_check_well(const struct rk_daemon *daemon)
-{
-    (void)daemon;
-    return NULL;
-}
-
-struct rk_status *rk_daemon_check_takes_work(const struct rk_daemon *daemon)
-{
-    return rk_daemon_check_well(daemon);
-}
-
-void rk_stop_advance(struct rk_daemon *daemon)
-{
-    (void)daemon;
-}
-
 int rk_daemon_exit_code(const struct rk_status *st)
 {
     (void)st;
@@ -92,33 +76,10 @@ void rk_deadline_set(int seconds, int exit_code, const char *text)
 
 /* --- user interface: left out --- */
 
-void rk_feed_add(struct rk_feed *feed, rk_feed_kind_t kind, const struct rk_meta *fields, const char *fmt,
-                 ...)
-{
-    (void)feed;
-    (void)kind;
-    (void)fields;
-    (void)fmt;
-}
-
-void rk_metrics_count_job(struct rk_metrics *metrics, const struct rk_job *job)
-{
-    (void)metrics;
-    (void)job;
-}
-
 void rk_metrics_count_call(struct rk_metrics *metrics, const struct rk_call_end *end)
 {
     (void)metrics;
     (void)end;
-}
-
-void rk_watch_add_metrics(struct rk_daemon *daemon, const struct rk_operation *operation,
-                          const struct rk_job *job)
-{
-    (void)daemon;
-    (void)operation;
-    (void)job;
 }
 
 void rk_gpu_get_sample(struct rk_gpu *gpu, struct rk_gpu_sample *out)

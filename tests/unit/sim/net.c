@@ -26,7 +26,7 @@ static bool is_blocked(const struct sim_process *client, int32_t rank)
 {
     for (int i = 0; i < sim->num_trainers; i++) {
         if (sim_trainer_process(sim->trainers[i]) == client)
-            return sim->blocked_until_ns[i][rank] > sim->now_ns;
+            return sim->blocked_until_ns[i][rank] > sim->world.now_ns;
     }
     return false;
 }
@@ -48,8 +48,8 @@ struct sim_conn *sim_net_connect(struct sim_process *client, int32_t rank, int64
     conn = sim_alloc(sizeof(*conn));
     conn->ends[SIM_CLIENT] = client;
     conn->ends[SIM_SERVER] = sim_host_process(sim->hosts[rank]);
-    conn->last_ns[SIM_SERVER] = sim->now_ns + delay_ns(); /* the handshake */
-    conn->last_ns[SIM_CLIENT] = sim->now_ns;
+    conn->last_ns[SIM_SERVER] = sim->world.now_ns + delay_ns(); /* the handshake */
+    conn->last_ns[SIM_CLIENT] = sim->world.now_ns;
     conn->next = sim->conns;
     sim->conns = conn;
     return conn;
@@ -112,13 +112,13 @@ static void send_packet(struct sim_stream *stream, sim_side_t to, const struct s
 {
     struct sim_conn *conn = stream->conn;
     struct flight *flight = rk_calloc(1, sizeof(*flight));
-    int64_t arrives_ns = sim->now_ns + after_ns + delay_ns();
+    int64_t arrives_ns = sim->world.now_ns + after_ns + delay_ns();
 
     flight->packet = *packet;
     flight->packet.stream = stream;
     flight->to = to;
     conn->last_ns[to] = RK_MAX(conn->last_ns[to], arrives_ns);
-    sim_at(conn->ends[to], conn->last_ns[to] - sim->now_ns, arrive, flight, 0);
+    sim_at(conn->ends[to], conn->last_ns[to] - sim->world.now_ns, arrive, flight, 0);
 }
 
 void sim_net_post(struct sim_stream *stream, sim_side_t to, const struct sim_packet *packet)
@@ -214,7 +214,7 @@ void sim_net_end_process(struct sim_process *process)
 /* Its peers end connections that stay silent too long; it notices when it continues. */
 void sim_net_stop_process(struct sim_process *process, int64_t ns)
 {
-    process->stopped_until_ns = sim->now_ns + ns;
+    process->stopped_until_ns = sim->world.now_ns + ns;
     if (ns < SIM_MS(KEEPALIVE_MS))
         return;
     for (struct sim_conn *conn = sim->conns; conn; conn = conn->next) {
@@ -231,7 +231,7 @@ void sim_net_block(int trainer, int32_t rank, int64_t ns)
 {
     struct sim_process *client = sim_trainer_process(sim->trainers[trainer]);
 
-    sim->blocked_until_ns[trainer][rank] = sim->now_ns + ns;
+    sim->blocked_until_ns[trainer][rank] = sim->world.now_ns + ns;
     for (struct sim_conn *conn = sim->conns; conn; conn = conn->next) {
         if (conn->ends[SIM_CLIENT] == client && conn->ends[SIM_SERVER]->rank == rank)
             sim_net_cut(conn, sim_between_ns(3000, KEEPALIVE_MS), sim_between_ns(3000, KEEPALIVE_MS));

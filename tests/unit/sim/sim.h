@@ -18,9 +18,8 @@
 #include <stdint.h>
 
 #include "base/rk_arena.h"
-#include "base/rk_rng.h"
 #include "base/rk_status.h"
-#include "tests/support/agenda.h"
+#include "tests/unit/sim/common.h"
 #include "tests/unit/sim/defects.h"
 
 #define SIM_RANKS    3
@@ -28,8 +27,6 @@
 #define SIM_TAGS     2048
 #define SIM_STEPS    12 /* of the training run */
 #define SIM_EXTRA    2  /* steps of the last trainer when the run is complete */
-
-#define SIM_MS(ms) ((int64_t)(ms)*1000000)
 
 /* The method's timeout encodes the tag of a call; it is longer than any seed runs. */
 #define SIM_TIMEOUT_MS 10000000
@@ -76,14 +73,11 @@ struct sim_call {
 
 /* --- the world --- */
 struct sim {
-    int64_t now_ns;
-    struct rk_rng rng;
+    struct sim_world world; /* the owner of an event is its process; NULL: the world itself */
     uint64_t seed;
     sim_defect_t defect;
-    struct rk_test_agenda agenda; /* an event's owner is its process; NULL: the world itself */
-    struct rk_arena *arena;       /* allocations that live as long as the seed */
-    bool has_faults;              /* true until the last program starts */
-    double roughness;             /* factor of the fault rates: 1 is the default */
+    struct rk_arena *arena; /* allocations that live as long as the seed */
+    double roughness;       /* factor of the fault rates: 1 is the default */
     bool is_ending;
 
     struct sim_process *acting; /* the process whose event runs */
@@ -106,23 +100,19 @@ struct sim {
     bool is_complete; /* the last program has completed its work */
 
     int64_t num_applied, num_done, num_failed, num_cuts, num_copies, num_crashes, num_stops, num_claims;
-    char failure[512]; /* "" while no invariant is violated */
 };
 
 extern struct sim *sim;
 
 /* --- world.c --- */
-/* Runs one seed; false if an invariant was violated: sim->failure names it. The state is kept until
+/* Runs one seed; false if an invariant was violated: sim->world.failure names it. The state is kept until
  * sim_end. */
 bool sim_run(uint64_t seed, sim_defect_t defect);
 void sim_end(void);
 void sim_at(struct sim_process *process, int64_t delay_ns, void (*run)(void *user, uint64_t arg), void *user,
             uint64_t arg);
-void sim_fail(const char *fmt, ...) RK_PRINTF(1, 2);
-bool sim_chance(double probability); /* false once the faults are over */
 /* The same for events of packets and threads, scaled by the seed's roughness. */
 bool sim_weather(double probability);
-int64_t sim_between_ns(int64_t from_ms, int64_t to_ms);
 uint32_t sim_random(uint32_t count); /* below count */
 /* Lives as long as the seed; zeroed. */
 void *sim_alloc(size_t bytes);

@@ -25,17 +25,6 @@
 void __real_grpc_init(void);
 void __real_grpc_shutdown_blocking(void);
 
-/* The number in the environment variable, or the fallback. */
-static int64_t number_of(const char *name, int64_t fallback)
-{
-    const char *text = rk_env(name);
-    int64_t value = fallback;
-
-    if (text && !rk_parse_i64(text, &value))
-        fail_msg("%s=%s, expected a number", name, text);
-    return value;
-}
-
 static int set_up(void **state)
 {
     (void)state;
@@ -73,9 +62,9 @@ static void add(struct totals *totals)
  * of an undisturbed run. */
 static void test_sim_keeps_all_promises(void **state)
 {
-    int64_t first = number_of("RK_TEST_SEED", 1);
-    int64_t count = number_of("RK_TEST_SEEDS", rk_env("RK_TEST_SEED") ? 1 : NUM_SEEDS);
-    sim_defect_t defect = (sim_defect_t)number_of("RK_TEST_DEFECT", SIM_DEFECT_NONE);
+    int64_t first = sim_number("RK_TEST_SEED", 1);
+    int64_t count = sim_number("RK_TEST_SEEDS", rk_env("RK_TEST_SEED") ? 1 : NUM_SEEDS);
+    sim_defect_t defect = (sim_defect_t)sim_number("RK_TEST_DEFECT", SIM_DEFECT_NONE);
     struct totals totals = {0};
 
     (void)state;
@@ -84,7 +73,7 @@ static void test_sim_keeps_all_promises(void **state)
 
         if (!is_kept)
             print_error("seed %" PRId64 ": %s\nreplay: RK_TEST_SEED=%" PRId64 " %s/tests/test_sim\n", seed,
-                        sim->failure, seed, RK_TEST_BINARY_DIR);
+                        sim->world.failure, seed, RK_TEST_BINARY_DIR);
         add(&totals);
         sim_end();
         assert_true(is_kept);
@@ -113,8 +102,8 @@ static void test_sim_seed_replays(void **state)
     (void)state;
     for (int i = 0; i < 2; i++) {
         assert_true(sim_run(7, SIM_DEFECT_NONE));
-        orders[i] = (int64_t)sim->agenda.next_order;
-        ends[i] = sim->now_ns;
+        orders[i] = (int64_t)sim->world.agenda.next_order;
+        ends[i] = sim->world.now_ns;
         sim_end();
     }
     assert_int_equal(orders[0], orders[1]);
@@ -136,7 +125,7 @@ static void search(struct search *search, sim_defect_t defect)
     dup2(null, STDERR_FILENO); /* hides the message of an assertion */
     for (search->seed = 1; search->seed <= DEFECT_SEEDS; search->seed++) {
         if (!sim_run(search->seed, defect)) {
-            snprintf(search->failure, sizeof(search->failure), "%s", sim->failure);
+            snprintf(search->failure, sizeof(search->failure), "%s", sim->world.failure);
             _exit(1);
         }
         sim_end();

@@ -414,14 +414,14 @@ static void *run(void *user)
     while (has_more(trainer)) {
         struct rk_status *st;
 
-        trainer->begun_ns = sim->now_ns;
+        trainer->begun_ns = sim->world.now_ns;
         st = advance(trainer);
-        if (sim->now_ns - trainer->begun_ns > SIM_MS(LONGEST_MS))
+        if (sim->world.now_ns - trainer->begun_ns > SIM_MS(LONGEST_MS))
             sim_fail("%s hung for %d s in stage %d", trainer->id,
-                     (int)((sim->now_ns - trainer->begun_ns) / 1000000000), (int)trainer->stage);
+                     (int)((sim->world.now_ns - trainer->begun_ns) / 1000000000), (int)trainer->stage);
         if (st) {
             rk_status_free(st);
-            if (!sim->has_faults && !trainer->is_last)
+            if (!sim->world.has_faults && !trainer->is_last)
                 break; /* the last program has come */
             recover(trainer);
             continue;
@@ -429,7 +429,7 @@ static void *run(void *user)
         if (trainer->stage < LOADED)
             trainer->stage++;
         else
-            rk_time_sleep_ms(sim_random(sim->has_faults ? 3000 : 300));
+            rk_time_sleep_ms(sim_random(sim->world.has_faults ? 3000 : 300));
     }
     if (trainer->driver)
         close_group(trainer);

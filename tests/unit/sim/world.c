@@ -1,6 +1,4 @@
 /* The world: events, randomness, and the schedule of faults. */
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
@@ -15,35 +13,14 @@
 
 struct sim *sim;
 
-void sim_fail(const char *fmt, ...)
-{
-    va_list args;
-
-    if (sim->failure[0])
-        return; /* the first failure is the most informative */
-    va_start(args, fmt);
-    vsnprintf(sim->failure, sizeof(sim->failure), fmt, args);
-    va_end(args);
-}
-
 uint32_t sim_random(uint32_t count)
 {
-    return (uint32_t)rk_rng_next_below(&sim->rng, count);
-}
-
-bool sim_chance(double probability)
-{
-    return sim->has_faults && rk_rng_next_uniform(&sim->rng) < probability;
+    return (uint32_t)rk_rng_next_below(&sim->world.rng, count);
 }
 
 bool sim_weather(double probability)
 {
     return sim_chance(probability * sim->roughness);
-}
-
-int64_t sim_between_ns(int64_t from_ms, int64_t to_ms)
-{
-    return SIM_MS(from_ms) + (int64_t)(rk_rng_next_uniform(&sim->rng) * (double)SIM_MS(to_ms - from_ms));
 }
 
 void *sim_alloc(size_t bytes)
@@ -80,19 +57,19 @@ void sim_at(struct sim_process *process, int64_t delay_ns, void (*run)(void *use
             uint64_t arg)
 {
     rk_test_agenda_add(
-        &sim->agenda,
+        &sim->world.agenda,
         &(struct rk_test_event){
-            .at_ns = sim->now_ns + delay_ns, .run = run, .user = user, .arg = arg, .owner = process});
+            .at_ns = sim->world.now_ns + delay_ns, .run = run, .user = user, .arg = arg, .owner = process});
 }
 
 static void run_event(void)
 {
-    struct rk_test_event event = rk_test_agenda_take(&sim->agenda);
+    struct rk_test_event event = rk_test_agenda_take(&sim->world.agenda);
     struct sim_process *process = event.owner;
 
-    sim->now_ns = event.at_ns;
-    if (process && process->stopped_until_ns > sim->now_ns && !process->is_dead) {
-        sim_at(process, process->stopped_until_ns - sim->now_ns, event.run, event.user, event.arg);
+    sim->world.now_ns = event.at_ns;
+    if (process && process->stopped_until_ns > sim->world.now_ns && !process->is_dead) {
+        sim_at(process, process->stopped_until_ns - sim->world.now_ns, event.run, event.user, event.arg);
         return;
     }
     sim->acting = process;
@@ -112,7 +89,7 @@ static void restart_host(void *user, uint64_t rank)
 static void crash_host(void *user, uint64_t rank)
 {
     (void)user;
-    if (!sim->has_faults || !sim->hosts[rank])
+    if (!sim->world.has_faults || !sim->hosts[rank])
         return;
     sim->num_crashes++;
     sim_host_crash(sim->hosts[rank]);
@@ -123,7 +100,7 @@ static void crash_host(void *user, uint64_t rank)
 static void restart_trainer(void *user, uint64_t arg)
 {
     (void)arg;
-    if (sim->has_faults && sim->num_trainers < SIM_TRAINERS - 1)
+    if (sim->world.has_faults && sim->num_trainers < SIM_TRAINERS - 1)
         sim_trainer_start(false, false, user, 0);
 }
 
@@ -132,7 +109,7 @@ static void crash_trainer(void *user, uint64_t i)
 {
     struct sim_trainer *trainer = sim->trainers[i];
 
-    if (!sim->has_faults || !sim_trainer_is_running(trainer))
+    if (!sim->world.has_faults || !sim_trainer_is_running(trainer))
         return;
     sim->num_crashes++;
     sim_net_end_process(sim_trainer_process(trainer));
@@ -148,28 +125,28 @@ static void stop_process(struct sim_process *process, int64_t ns)
 static void stop_host(void *user, uint64_t rank)
 {
     (void)user;
-    if (sim->has_faults && sim->hosts[rank])
+    if (sim->world.has_faults && sim->hosts[rank])
         stop_process(sim_host_process(sim->hosts[rank]), sim_between_ns(300, 18000));
 }
 
 static void stop_trainer(void *user, uint64_t i)
 {
     (void)user;
-    if (sim->has_faults && sim_trainer_is_running(sim->trainers[i]))
+    if (sim->world.has_faults && sim_trainer_is_running(sim->trainers[i]))
         stop_process(sim_trainer_process(sim->trainers[i]), sim_between_ns(300, 25000));
 }
 
 static void interrupt_trainer(void *user, uint64_t i)
 {
     (void)user;
-    if (sim->has_faults && sim_trainer_is_running(sim->trainers[i]))
+    if (sim->world.has_faults && sim_trainer_is_running(sim->trainers[i]))
         sim_trainer_interrupt(sim->trainers[i]);
 }
 
 static void block(void *user, uint64_t arg)
 {
     (void)user;
-    if (sim->has_faults)
+    if (sim->world.has_faults)
         sim_net_block((int)(arg / SIM_RANKS), (int32_t)(arg % SIM_RANKS), sim_between_ns(500, 15000));
 }
 
@@ -177,7 +154,7 @@ static void end_faults(void *user, uint64_t arg)
 {
     (void)user;
     (void)arg;
-    sim->has_faults = false;
+    sim->world.has_faults = false;
     if (!sim->is_ending)
         sim_trainer_start(true, true, NULL, 0);
 }
@@ -231,16 +208,13 @@ bool sim_run(uint64_t seed, sim_defect_t defect)
     sim->seed = seed;
     sim->defect = defect;
     sim->arena = rk_arena_create(1 << 20, 0);
-    sim->has_faults = true;
-    sim->now_ns = SIM_MS(1000);
-    rk_rng_init(&sim->rng, seed, 0x73696dULL);
-    rk_time_inject(&sim->now_ns);
+    sim_world_begin(&sim->world, seed);
     plan_world();
-    while (!sim->failure[0] && sim->now_ns < SIM_MS(END_MS) && !sim->is_complete)
+    while (!sim->world.failure[0] && sim->world.now_ns < SIM_MS(END_MS) && !sim->is_complete)
         run_event();
-    if (!sim->failure[0] && !sim->is_complete)
+    if (!sim->world.failure[0] && !sim->is_complete)
         sim_fail("the last program has not ended %d s after the faults", (END_MS - FAULTS_MS) / 1000);
-    return !sim->failure[0];
+    return !sim->world.failure[0];
 }
 
 static void end_processes(void)
@@ -258,18 +232,17 @@ static void end_processes(void)
 
 void sim_end(void)
 {
-    int64_t end_ns = sim->now_ns + SIM_MS(UNWIND_MS);
+    int64_t end_ns = sim->world.now_ns + SIM_MS(UNWIND_MS);
 
     sim->is_ending = true;
-    sim->has_faults = false;
+    sim->world.has_faults = false;
     end_processes();
-    while (sim->agenda.num_events > 0 && sim->now_ns < end_ns)
+    while (sim->world.agenda.num_events > 0 && sim->world.now_ns < end_ns)
         run_event();
     sim_fibers_end();
     sim_hosts_free();
-    rk_time_inject(NULL);
+    sim_world_end(&sim->world);
     rk_arena_destroy(sim->arena);
-    rk_test_agenda_fini(&sim->agenda);
     rk_free(sim);
     sim = NULL;
 }
