@@ -19,9 +19,7 @@
 #include "base/rk_file.h"
 #include "rl/rk_job.h"
 
-#define DRIVER_PID                                                                             \
-    1000000 /* no rank has this number; viewers sort by the index, which is below the index of \
-             * all ranks */
+#define DRIVER_PID 1000000 /* no rank has this number; viewers sort by the index, lower than all ranks' */
 
 static const char head[] = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
 static const char tail[] =
