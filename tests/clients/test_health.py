@@ -5,6 +5,7 @@ grpc_health_probe's exit codes.
 Usage: test_health.py RANKD
 """
 import os
+import select
 import socket
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from stock import Daemon, Reflection, TIMEOUT_S, TOKENS, bearer, get, refused_st
 RANKD = sys.argv.pop(1)
 SERVING, NOT_SERVING = 1, 2
 OK, UNREACHABLE, RPC_FAILED, UNHEALTHY = 0, 2, 3, 4  # of grpc_health_probe
+PLACES = 32  # RK_LIMIT_HEALTH_CONNECTIONS
 HEALTH = ("--health.listen=127.0.0.1:0",)
 
 
@@ -166,6 +168,10 @@ class Listener(unittest.TestCase):
         with Daemon(RANKD, *HEALTH) as daemon:
             address = daemon.addresses["health.listen"]
             silent = [socket.create_connection(("127.0.0.1", port(address))) for _ in range(100)]
+            begin = time.monotonic()
+            while len(select.select(silent, [], [], 0)[0]) < len(silent) - PLACES:  # closed ones are readable
+                self.assertLess(time.monotonic() - begin, TIMEOUT_S)
+                time.sleep(0.01)
             self.assertEqual(probe(address), OK)
             begin = time.monotonic()
             for peer in silent:
