@@ -32,9 +32,9 @@ function(rk_check_headers target)
     endif()
 endfunction()
 
-# rk_add_shared(NAME MODULE ...): libNAME.so of these modules for programs of others, with all of base, proto and
+# rk_add_shared(NAME DESCRIPTION MODULE ...): libNAME.so of these modules for programs of others, with all of base, proto and
 # dispatch that their headers offer, and NAME.pc. NAME.map in the current folder lists what it exports.
-function(rk_add_shared name)
+function(rk_add_shared name description)
     set(modules ${ARGN})
     list(TRANSFORM modules PREPEND rk_)
     set_target_properties(rk_base rk_proto rk_dispatch ${modules} PROPERTIES C_VISIBILITY_PRESET default)
@@ -55,6 +55,6 @@ function(rk_add_shared name)
     # pkg-config: paths relative to the file, so that an installation may be moved.
     file(RELATIVE_PATH RK_PC_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
     string(REGEX REPLACE "/$" "" RK_PC_PREFIX "${RK_PC_PREFIX}")
-    configure_file(${name}.pc.in ${name}.pc @ONLY)
+    configure_file(${CMAKE_SOURCE_DIR}/cmake/library.pc.in ${name}.pc @ONLY)
     install(FILES ${CMAKE_CURRENT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)
 endfunction()
