@@ -14,33 +14,12 @@
 
 #include "base/rk_json.h"
 #include "base/config/rk_knobs.h"
+#include "base/config/rk_losses.h"
 #include "base/math/rk_loss_agg.h"
 #include "base/rk_status.h"
 #include "engine/rk_model.h"
 
 RK_BEGIN_DECLS
-
-/* Columns [B, R] of a batch that losses read: X(ID, name). */
-#define RK_LOSS_COLUMN_TABLE(X)                 \
-    X(OLD_LOG_PROBS, "old_log_probs")           \
-    X(ADVANTAGES, "advantages")                 \
-    X(REF_LOG_PROB, "ref_log_prob")             \
-    X(ROLLOUT_IS_WEIGHTS, "rollout_is_weights") \
-    X(ROLLOUT_LOG_PROBS, "rollout_log_probs")   \
-    X(VALUES, "values")                         \
-    X(RETURNS, "returns")                       \
-    X(TEACHER_LOG_PROBS, "teacher_log_probs")   \
-    X(WEIGHTS, "weights")                       \
-    X(SEQUENCE_RATIO_MASK, "sequence_ratio_mask")
-
-typedef enum rk_loss_column {
-#define RK_LOSS_COLUMN_ID(id, name) RK_LOSS_##id,
-    RK_LOSS_COLUMN_TABLE(RK_LOSS_COLUMN_ID)
-#undef RK_LOSS_COLUMN_ID
-        RK_LOSS_COLUMN_COUNT
-} rk_loss_column_t;
-#define RK_LOSS_BIT(column) (1u << (column))
-const char *rk_loss_column_name(rk_loss_column_t column);
 
 /* Objective of an update. */
 typedef enum rk_objective_kind {
@@ -107,13 +86,9 @@ struct rk_loss_out {
                        * far */
 };
 
-/* A row of the loss table. */
+/* What a loss or term computes. */
 struct rk_loss_ops {
-    const char *name; /* "vanilla" */
-    rk_objective_kind_t kind;
-    uint32_t outputs;          /* RK_HEAD_BIT: outputs read; differentiated unless listed by `measures` */
-    uint32_t columns;          /* RK_LOSS_BIT: required columns */
-    uint32_t optional_columns; /* columns read if present */
+    uint32_t outputs; /* RK_HEAD_BIT: outputs read; differentiated unless listed by `measures` */
     /* Optional: number of ids per position that the row reads; NULL: none. */
     int64_t (*num_ids)(const void *config);
     const struct rk_loss_metric *metrics; /* the first is the loss itself, without its coefficient */
@@ -131,8 +106,7 @@ struct rk_loss_ops {
     uint32_t (*measures)(const void *config);
     /* Optional. Completes and checks the configuration. INVALID_ARGUMENT names key, value and expectation. */
     struct rk_status *(*check)(void *config);
-    /* NULL: the objective selects one such row by its mode. Otherwise a term, added where this returns
-     * true. */
+    /* Optional; of a term. Whether this configuration adds it, beside the option of its row. */
     bool (*is_enabled)(const void *config);
     /* Only of an added term; NULL: false. Whether it replaces the loss and all other terms. */
     bool (*is_alone)(const void *config);
@@ -140,13 +114,23 @@ struct rk_loss_ops {
     void (*forward_backward)(struct rk_loss_out *out, const struct rk_loss_in *in, const void *config);
 };
 
-const struct rk_loss_ops *rk_loss_find(rk_objective_kind_t kind, const char *name); /* NULL when unknown */
+/* A row of the loss table (base/config/losses.def). */
+struct rk_loss {
+    const char *name; /* "vanilla" */
+    rk_objective_kind_t kind;
+    bool is_term;              /* added to the loss that the objective selects by its mode */
+    const char *option;        /* of a term: the option that adds it; NULL: its is_enabled decides alone */
+    uint32_t columns;          /* RK_LOSS_BIT: required columns */
+    uint32_t optional_columns; /* columns read if present */
+    const struct rk_loss_ops *ops;
+};
+const struct rk_loss *rk_loss_find(rk_objective_kind_t kind, const char *name); /* NULL: no such loss */
 
 /* --- objectives --- */
 #define RK_OBJECTIVE_TERMS_MAX 5
 
 struct rk_loss_term {
-    const struct rk_loss_ops *ops;
+    const struct rk_loss *loss;
     double config[RK_LOSS_CONFIG_BYTES_MAX / sizeof(double)]; /* bytes, aligned */
     double metrics[RK_LOSS_METRICS_MAX]; /* sums over micro-batches, or maximum and minimum; those of the
                                             current mini-batch for RK_LOSS_KEPT and RK_LOSS_COUNT */

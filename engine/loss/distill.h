@@ -43,11 +43,10 @@ enum {
     [RK_DISTILL_CLIPFRAC_LOWER] = {"distillation/pg_clipfrac_lower", RK_LOSS_SUM, 0}
 
 /* Fields of both rows. */
-#define RK_DISTILL_FIELDS                                                                   \
-    .kind = RK_OBJECTIVE_POLICY, .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),                 \
-    .optional_columns = RK_LOSS_BIT(RK_LOSS_ROLLOUT_IS_WEIGHTS), .knobs = rk_distill_knobs, \
-    .num_knobs = RK_NUM_DISTILL_KNOBS, .config_bytes = sizeof(struct rk_distill_config),    \
-    .check = rk_distill_check, .is_alone = rk_distill_is_alone, .coefficient = rk_distill_coefficient
+#define RK_DISTILL_FIELDS                                                                                    \
+    .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS), .knobs = rk_distill_knobs, .num_knobs = RK_NUM_DISTILL_KNOBS, \
+    .config_bytes = sizeof(struct rk_distill_config), .check = rk_distill_check,                             \
+    .is_alone = rk_distill_is_alone, .coefficient = rk_distill_coefficient
 
 struct rk_status *rk_distill_check(void *config) RK_NODISCARD;
 bool rk_distill_is_alone(const void *config);

@@ -309,10 +309,7 @@ static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *i
 }
 
 const struct rk_loss_ops rk_loss_bypass_mode = {
-    .name = "bypass_mode",
-    .kind = RK_OBJECTIVE_POLICY,
     .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
-    .columns = RK_PG_COLUMNS,
     .metrics = metrics,
     .num_metrics = NUM_METRICS,
     .has_metric = has_metric,

@@ -16,7 +16,7 @@ static bool is_enabled(const void *opaque)
 {
     const struct rk_distill_config *config = opaque;
 
-    return config->enabled && !config->is_topk;
+    return !config->is_topk;
 }
 
 static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *in, const void *opaque)
@@ -37,9 +37,7 @@ static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *i
 }
 
 const struct rk_loss_ops rk_loss_distill = {
-    .name = "distill",
     RK_DISTILL_FIELDS,
-    .columns = RK_LOSS_BIT(RK_LOSS_TEACHER_LOG_PROBS) | RK_LOSS_BIT(RK_LOSS_OLD_LOG_PROBS),
     .metrics = metrics,
     .num_metrics = RK_ARRAY_LEN(metrics),
     .is_enabled = is_enabled,

@@ -68,7 +68,7 @@ static bool is_enabled(const void *opaque)
 {
     const struct rk_distill_config *config = opaque;
 
-    return config->enabled && config->is_topk;
+    return config->is_topk;
 }
 
 static int64_t num_ids(const void *opaque)
@@ -213,12 +213,7 @@ static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *i
 }
 
 const struct rk_loss_ops rk_loss_distill_topk = {
-    .name = "distill_topk",
-    RK_DISTILL_FIELDS,
-    .columns = RK_LOSS_BIT(RK_LOSS_OLD_LOG_PROBS),
-    .num_ids = num_ids,
-    .metrics = metrics,
-    .num_metrics = RK_ARRAY_LEN(metrics),
-    .is_enabled = is_enabled,
-    .forward_backward = forward_backward,
+    RK_DISTILL_FIELDS,        .num_ids = num_ids,
+    .metrics = metrics,       .num_metrics = RK_ARRAY_LEN(metrics),
+    .is_enabled = is_enabled, .forward_backward = forward_backward,
 };

@@ -97,10 +97,7 @@ static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *i
 }
 
 const struct rk_loss_ops rk_loss_dpo = {
-    .name = "dpo",
-    .kind = RK_OBJECTIVE_DPO,
     .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
-    .columns = RK_LOSS_BIT(RK_LOSS_REF_LOG_PROB),
     .metrics = metrics,
     .num_metrics = RK_ARRAY_LEN(metrics),
     .knobs = knobs,

@@ -72,19 +72,15 @@ static void forward_backward_kl(struct rk_loss_out *out, const struct rk_loss_in
 }
 
 const struct rk_loss_ops rk_loss_dppo_tv = {
-    .name = "dppo_tv",
     RK_PG_FIELDS,
     RK_CLIP_FIELDS,
-    .columns = RK_PG_COLUMNS,
     .num_metrics = RK_PG_COUNT,
     .forward_backward = forward_backward_tv,
 };
 
 const struct rk_loss_ops rk_loss_dppo_kl = {
-    .name = "dppo_kl",
     RK_PG_FIELDS,
     RK_CLIP_FIELDS,
-    .columns = RK_PG_COLUMNS,
     .num_metrics = RK_PG_COUNT,
     .forward_backward = forward_backward_kl,
 };

@@ -34,13 +34,11 @@ static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *i
 }
 
 const struct rk_loss_ops rk_loss_dro = {
-    .name = "dro",
     RK_PG_FIELDS,
     .knobs = knobs,
     .num_knobs = RK_ARRAY_LEN(knobs),
     .config_bytes = sizeof(struct config),
     .check = check,
-    .columns = RK_PG_COLUMNS,
     .num_metrics = RK_PG_PPO_KL + 1,
     .forward_backward = forward_backward,
 };

@@ -51,8 +51,6 @@ static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *i
 }
 
 const struct rk_loss_ops rk_loss_entropy = {
-    .name = "entropy",
-    .kind = RK_OBJECTIVE_POLICY,
     .outputs = RK_HEAD_BIT(RK_HEAD_ENTROPY),
     .metrics = metrics,
     .num_metrics = RK_ARRAY_LEN(metrics),

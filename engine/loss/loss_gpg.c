@@ -15,9 +15,7 @@ static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *i
 }
 
 const struct rk_loss_ops rk_loss_gpg = {
-    .name = "gpg",
     RK_PG_FIELDS,
-    .columns = RK_LOSS_BIT(RK_LOSS_ADVANTAGES),
     .num_metrics = RK_PG_LOSS + 1,
     .forward_backward = forward_backward,
 };

@@ -38,10 +38,8 @@ static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *i
 }
 
 const struct rk_loss_ops rk_loss_gspo = {
-    .name = "gspo",
     RK_PG_FIELDS,
     RK_CLIP_FIELDS,
-    .columns = RK_PG_COLUMNS,
     .num_metrics = RK_PG_COUNT,
     .forward_backward = forward_backward,
 };

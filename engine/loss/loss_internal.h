@@ -6,12 +6,13 @@
 
 #include "engine/rk_loss.h"
 
-#define X(name) extern const struct rk_loss_ops rk_loss_##name;
-#include "engine/loss/losses.def"
+#define X(id, ...) extern const struct rk_loss_ops rk_loss_##id;
+RK_LOSS_TABLE(X)
+RK_POLICY_TERM_TABLE(X)
 #undef X
 
-/* Iterates over the rows of a kind in order: the first after NULL, NULL after the last. */
-const struct rk_loss_ops *rk_loss_next(rk_objective_kind_t kind, const struct rk_loss_ops *after);
+/* Iterates over the losses and terms of a kind in order: the first after NULL, NULL after the last. */
+const struct rk_loss *rk_loss_next(rk_objective_kind_t kind, const struct rk_loss *after);
 
 /* exp() arguments are clamped to this, so that a ratio of two policies stays finite. */
 #define RK_LOSS_EXPONENT_MAX 20.0

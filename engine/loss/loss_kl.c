@@ -26,13 +26,6 @@ static struct rk_status *check(void *opaque)
     return rk_kl_type_parse("kl_loss_type", config->kl_loss_type, &config->type, &config->straight_through);
 }
 
-static bool is_enabled(const void *opaque)
-{
-    const struct kl_config *config = opaque;
-
-    return config->use_kl_loss;
-}
-
 static double coefficient(const void *opaque)
 {
     const struct kl_config *config = opaque;
@@ -57,10 +50,7 @@ static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *i
 }
 
 const struct rk_loss_ops rk_loss_kl = {
-    .name = "kl",
-    .kind = RK_OBJECTIVE_POLICY,
     .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
-    .columns = RK_LOSS_BIT(RK_LOSS_REF_LOG_PROB),
     .metrics = metrics,
     .num_metrics = RK_ARRAY_LEN(metrics),
     .coefficient = coefficient,
@@ -68,6 +58,5 @@ const struct rk_loss_ops rk_loss_kl = {
     .num_knobs = RK_ARRAY_LEN(knobs),
     .config_bytes = sizeof(struct kl_config),
     .check = check,
-    .is_enabled = is_enabled,
     .forward_backward = forward_backward,
 };

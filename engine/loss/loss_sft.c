@@ -17,8 +17,6 @@ static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *i
 }
 
 const struct rk_loss_ops rk_loss_sft = {
-    .name = "sft",
-    .kind = RK_OBJECTIVE_SFT,
     .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
     .metrics = metrics,
     .num_metrics = RK_ARRAY_LEN(metrics),

@@ -15,9 +15,8 @@
  * loss_sum. Names and formulas: the loss functions of Tinker's API. */
 #include "engine/loss/policy.h"
 
-#define FIELDS                                                                               \
-    .kind = RK_OBJECTIVE_SUM, .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS), .metrics = metrics, \
-    .num_metrics = RK_ARRAY_LEN(metrics)
+#define FIELDS \
+    .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS), .metrics = metrics, .num_metrics = RK_ARRAY_LEN(metrics)
 
 static const struct rk_loss_metric metrics[] = {[RK_PG_LOSS] = {"loss_sum", RK_LOSS_SUM, 0}};
 
@@ -176,41 +175,31 @@ static void gspo(struct rk_loss_out *out, const struct rk_loss_in *in, const voi
     .knobs = clip_knobs, .num_knobs = RK_ARRAY_LEN(clip_knobs), .config_bytes = sizeof(struct clip_config)
 
 const struct rk_loss_ops rk_loss_sum_cross_entropy = {
-    .name = "cross_entropy",
     FIELDS,
-    .optional_columns = RK_LOSS_BIT(RK_LOSS_WEIGHTS),
     .forward_backward = cross_entropy,
 };
 
 const struct rk_loss_ops rk_loss_sum_importance_sampling = {
-    .name = "importance_sampling",
     FIELDS,
-    .columns = RK_PG_COLUMNS,
     .forward_backward = importance_sampling,
 };
 
 const struct rk_loss_ops rk_loss_sum_ppo = {
-    .name = "ppo",
     FIELDS,
     CLIP_FIELDS,
-    .columns = RK_PG_COLUMNS,
     .check = check_ppo,
     .forward_backward = ppo,
 };
 
 const struct rk_loss_ops rk_loss_sum_cispo = {
-    .name = "cispo",
     FIELDS,
     CLIP_FIELDS,
-    .columns = RK_PG_COLUMNS,
     .check = check_cispo,
     .forward_backward = cispo,
 };
 
 const struct rk_loss_ops rk_loss_sum_dro = {
-    .name = "dro",
     FIELDS,
-    .columns = RK_PG_COLUMNS,
     .knobs = dro_knobs,
     .num_knobs = RK_ARRAY_LEN(dro_knobs),
     .config_bytes = sizeof(struct dro_config),
@@ -219,11 +208,8 @@ const struct rk_loss_ops rk_loss_sum_dro = {
 };
 
 const struct rk_loss_ops rk_loss_sum_gspo = {
-    .name = "gspo",
     FIELDS,
     CLIP_FIELDS,
-    .columns = RK_PG_COLUMNS,
-    .optional_columns = RK_LOSS_BIT(RK_LOSS_SEQUENCE_RATIO_MASK),
     .check = check_ppo,
     .forward_backward = gspo,
 };

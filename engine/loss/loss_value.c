@@ -47,10 +47,7 @@ static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *i
 }
 
 const struct rk_loss_ops rk_loss_value = {
-    .name = "value",
-    .kind = RK_OBJECTIVE_VALUE,
     .outputs = RK_HEAD_BIT(RK_HEAD_VALUES),
-    .columns = RK_LOSS_BIT(RK_LOSS_VALUES) | RK_LOSS_BIT(RK_LOSS_RETURNS),
     .metrics = metrics,
     .num_metrics = RK_ARRAY_LEN(metrics),
     .knobs = knobs,

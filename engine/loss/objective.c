@@ -33,7 +33,7 @@ static const struct kind kinds[RK_OBJECTIVE_COUNT] = {
     [RK_OBJECTIVE_SUM] = {.mode_knob = loss_fn_knobs, .agg_mode = RK_AGG_TOKEN_SUM},
 };
 
-static struct rk_status *find_loss(const struct rk_loss_ops **out, rk_objective_kind_t kind,
+static struct rk_status *find_loss(const struct rk_loss **out, rk_objective_kind_t kind,
                                    const struct rk_json *options)
 {
     const struct rk_knob *knob = kinds[kind].mode_knob;
@@ -63,30 +63,40 @@ static struct rk_status *read_agg(struct rk_objective *out, const struct rk_json
 /* Adds the inputs that the update must provide for a term. */
 static void add_needs(struct rk_objective *objective, const struct rk_loss_term *term)
 {
-    const struct rk_loss_ops *ops = term->ops;
+    const struct rk_loss_ops *ops = term->loss->ops;
 
     objective->outputs |= ops->outputs;
     objective->differentiated |= ops->outputs & ~(ops->measures ? ops->measures(term->config) : 0);
-    objective->columns |= ops->columns;
-    objective->optional_columns |= ops->optional_columns;
+    objective->columns |= term->loss->columns;
+    objective->optional_columns |= term->loss->optional_columns;
     if (!ops->num_ids)
         return;
     RK_ASSERT(objective->num_ids == 0); /* at most one set of ids per position */
     objective->num_ids = ops->num_ids(term->config);
 }
 
+static bool is_added(const struct rk_loss_term *term, const struct rk_json *options)
+{
+    const struct rk_loss *loss = term->loss;
+
+    if (loss->option && !rk_json_as_bool(rk_json_find(options, loss->option), false))
+        return false;
+    return !loss->ops->is_enabled || loss->ops->is_enabled(term->config);
+}
+
 /* Appends the row unless it is a disabled term. */
-static struct rk_status *add_term(struct rk_objective *objective, const struct rk_loss_ops *ops,
+static struct rk_status *add_term(struct rk_objective *objective, const struct rk_loss *loss,
                                   const struct rk_json *options)
 {
     struct rk_loss_term *term = &objective->terms[objective->num_terms];
+    const struct rk_loss_ops *ops = loss->ops;
 
     RK_ASSERT(objective->num_terms < RK_OBJECTIVE_TERMS_MAX);
-    *term = (struct rk_loss_term){.ops = ops};
+    *term = (struct rk_loss_term){.loss = loss};
     RK_TRY(rk_knobs_read(term->config, ops->knobs, ops->num_knobs, options));
     if (ops->check)
         RK_TRY(ops->check(term->config));
-    if (ops->is_enabled && !ops->is_enabled(term->config))
+    if (!is_added(term, options))
         return NULL;
     for (int32_t i = 0; i < ops->num_metrics; i++)
         term->metrics[i] = rk_loss_reduce_start(ops->metrics[i].reduce);
@@ -99,7 +109,7 @@ static struct rk_status *add_term(struct rk_objective *objective, const struct r
 static void keep_alone(struct rk_objective *objective)
 {
     for (int32_t i = 0; i < objective->num_terms; i++) {
-        const struct rk_loss_ops *ops = objective->terms[i].ops;
+        const struct rk_loss_ops *ops = objective->terms[i].loss->ops;
 
         if (!ops->is_alone || !ops->is_alone(objective->terms[i].config))
             continue;
@@ -115,15 +125,15 @@ static void keep_alone(struct rk_objective *objective)
 struct rk_status *rk_objective_read(struct rk_objective *out, rk_objective_kind_t kind,
                                     const struct rk_json *options)
 {
-    const struct rk_loss_ops *ops = NULL, *loss;
+    const struct rk_loss *term = NULL, *loss;
 
     *out = (struct rk_objective){.kind = kind, .agg_mode = kinds[kind].agg_mode};
     RK_TRY(find_loss(&loss, kind, options));
     RK_TRY(read_agg(out, options));
     RK_TRY(add_term(out, loss, options));
-    while ((ops = rk_loss_next(kind, ops))) {
-        if (ops->is_enabled)
-            RK_TRY(add_term(out, ops, options));
+    while ((term = rk_loss_next(kind, term))) {
+        if (term->is_term)
+            RK_TRY(add_term(out, term, options));
     }
     keep_alone(out);
     return NULL;
@@ -137,26 +147,26 @@ void rk_objective_run(struct rk_objective *objective, const struct rk_loss_in *i
         struct rk_loss_out out = {.metrics = term->metrics};
 
         for (int k = 0; k < RK_LOSS_COLUMN_COUNT; k++)
-            RK_ASSERT(!(term->ops->columns & RK_LOSS_BIT(k)) || in->num_tokens == 0 || in->columns[k]);
+            RK_ASSERT(!(term->loss->columns & RK_LOSS_BIT(k)) || in->num_tokens == 0 || in->columns[k]);
         for (int k = 0; k < RK_HEAD_OUTPUT_COUNT; k++) {
-            if (!(term->ops->outputs & RK_HEAD_BIT(k)))
+            if (!(term->loss->ops->outputs & RK_HEAD_BIT(k)))
                 continue;
             RK_ASSERT(in->num_tokens == 0 || (in->outputs[k] && grads->of[k]));
             out.grads[k] = grads->of[k];
         }
-        if (term->ops->num_ids) {
+        if (term->loss->ops->num_ids) {
             RK_ASSERT(in->ids.num_ids == objective->num_ids);
             RK_ASSERT(grads->ids.num_ids == objective->num_ids);
             out.id_grads = grads->ids.log_probs;
         }
-        term->ops->forward_backward(&out, in, term->config);
+        term->loss->ops->forward_backward(&out, in, term->config);
     }
 }
 
 static double *find_count(struct rk_loss_term *term)
 {
-    for (int32_t i = 0; i < term->ops->num_metrics; i++) {
-        if (term->ops->metrics[i].reduce == RK_LOSS_COUNT)
+    for (int32_t i = 0; i < term->loss->ops->num_metrics; i++) {
+        if (term->loss->ops->metrics[i].reduce == RK_LOSS_COUNT)
             return &term->metrics[i];
     }
     return NULL;
@@ -179,8 +189,8 @@ void rk_objective_end_mini_batch(struct rk_objective *objective, double num_toke
 
         if (!count)
             continue;
-        for (int32_t k = 0; k < term->ops->num_metrics; k++) {
-            if (term->ops->metrics[k].reduce != RK_LOSS_KEPT)
+        for (int32_t k = 0; k < term->loss->ops->num_metrics; k++) {
+            if (term->loss->ops->metrics[k].reduce != RK_LOSS_KEPT)
                 continue;
             term->kept[k] += *count > 0.0 ? term->metrics[k] * (num_tokens / *count) : 0.0;
             term->metrics[k] = 0.0;
@@ -196,8 +206,9 @@ double rk_objective_loss(const struct rk_objective *objective)
     for (int32_t i = 0; i < objective->num_terms; i++) {
         const struct rk_loss_term *term = &objective->terms[i];
 
-        RK_ASSERT(term->ops->metrics[0].reduce == RK_LOSS_SUM);
-        loss += term->metrics[0] * (term->ops->coefficient ? term->ops->coefficient(term->config) : 1.0);
+        RK_ASSERT(term->loss->ops->metrics[0].reduce == RK_LOSS_SUM);
+        loss += term->metrics[0] *
+                (term->loss->ops->coefficient ? term->loss->ops->coefficient(term->config) : 1.0);
     }
     return loss;
 }

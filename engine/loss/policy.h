@@ -14,11 +14,8 @@ typedef enum rk_pg_metric {
 } rk_pg_metric_t;
 extern const struct rk_loss_metric rk_pg_metrics[RK_PG_COUNT];
 
-#define RK_PG_COLUMNS (RK_LOSS_BIT(RK_LOSS_OLD_LOG_PROBS) | RK_LOSS_BIT(RK_LOSS_ADVANTAGES))
-/* Fields of a row of kind POLICY. */
-#define RK_PG_FIELDS                                                        \
-    .kind = RK_OBJECTIVE_POLICY, .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS), \
-    .optional_columns = RK_LOSS_BIT(RK_LOSS_ROLLOUT_IS_WEIGHTS), .metrics = rk_pg_metrics
+/* Fields of a policy loss. */
+#define RK_PG_FIELDS .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS), .metrics = rk_pg_metrics
 
 /* Fields of a row that has only the clip's keys. */
 #define RK_CLIP_FIELDS                                                                                     \

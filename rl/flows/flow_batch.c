@@ -1,6 +1,7 @@
 /* Functions that steps share: memory of the step, and columns of its batch. */
 #include "base/rk_assert.h"
 #include "rl/flows/steps_internal.h"
+#include "proto/rk_methods.h"
 
 void *rk_flow_scratch(struct rk_flow_context *ctx, size_t count, size_t elem_bytes)
 {
@@ -39,12 +40,38 @@ struct rk_status *rk_flow_sum_rows(struct rk_flow_context *ctx, const char *mask
     return NULL;
 }
 
-struct rk_status *rk_flow_select(struct rk_batch **out, const struct rk_flow_context *ctx,
-                                 const char *const *columns)
+/* Puts the column of the batch into `selected`. */
+static struct rk_status *take_column(struct rk_batch *selected, const struct rk_batch *batch,
+                                     const char *name, bool is_required)
 {
-    static const char *const no_meta[] = {NULL};
+    struct rk_column *column = rk_batch_find(batch, name);
 
-    return rk_batch_select(out, ctx->batch, columns, no_meta);
+    if (column)
+        return rk_batch_find(selected, name) ? NULL : rk_batch_put(selected, name, column);
+    return is_required ? RK_FAIL(RK_NOT_FOUND, "the batch has no column '%s'", name) : NULL;
+}
+
+struct rk_status *rk_flow_select(struct rk_batch **out, const struct rk_batch *batch, const char *method,
+                                 const char *const *optional)
+{
+    static const char *const none[] = {NULL};
+    const struct rk_method *row = rk_method_find(method);
+    struct rk_batch *selected;
+    struct rk_status *st;
+
+    *out = NULL;
+    RK_TRY(rk_batch_select(&selected, batch, none, none));
+    for (int64_t i = 0; i < row->num_in; i++) {
+        if (row->in[i].is_required)
+            RK_TRY_GOTO(st, take_column(selected, batch, row->in[i].name, true), fail);
+    }
+    for (; optional && *optional; optional++)
+        RK_TRY_GOTO(st, take_column(selected, batch, *optional, false), fail);
+    *out = selected;
+    return NULL;
+fail:
+    rk_batch_destroy(selected);
+    return st;
 }
 
 struct rk_status *rk_flow_pad(struct rk_batch **batch, int64_t *num_padded, int32_t num_replicas)

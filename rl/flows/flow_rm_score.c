@@ -13,8 +13,6 @@
 
 #define SCORE "rm_score" /* reported with the score of a response */
 
-static const char *const columns[] = {"input_ids", "attention_mask", "position_ids", NULL};
-
 /* --- texts in the model's own tokens --- */
 
 /* The messages of the prompt, and the response as the assistant's message. */
@@ -72,9 +70,9 @@ static struct rk_status *collate(struct rk_batch **out, const struct rk_tokenize
     for (int64_t row = 0; row < num_rows; row++)
         shape[1] = RK_MAX(shape[1], texts[row].count);
     RK_TRY(rk_batch_create(out, num_rows));
-    RK_TRY(rk_batch_add_dense(*out, columns[0], RK_DTYPE_I64, 2, shape, &ids));
-    RK_TRY(rk_batch_add_dense(*out, columns[1], RK_DTYPE_I64, 2, shape, &mask));
-    RK_TRY(rk_batch_add_dense(*out, columns[2], RK_DTYPE_I64, 2, shape, &positions));
+    RK_TRY(rk_batch_add_dense(*out, "input_ids", RK_DTYPE_I64, 2, shape, &ids));
+    RK_TRY(rk_batch_add_dense(*out, "attention_mask", RK_DTYPE_I64, 2, shape, &mask));
+    RK_TRY(rk_batch_add_dense(*out, "position_ids", RK_DTYPE_I64, 2, shape, &positions));
     for (int64_t row = 0; row < num_rows; row++) {
         for (int64_t i = 0; i < texts[row].count; i++) {
             ((int64_t *)ids)[row * shape[1] + i] = texts[row].items[i];
@@ -129,14 +127,13 @@ static struct rk_status *make_batch(struct rk_batch **out, struct rk_flow_contex
                                     const struct rk_batch *batch, const struct rk_flow_scores *scores,
                                     const struct rk_dataset_row *const *prompts)
 {
-    static const char *const no_meta[] = {NULL};
     int64_t num_padded;
 
     *out = NULL;
     if (rk_flow_prompt_inputs(ctx->inputs)->reward_model.tokenizer)
         RK_TRY(encode(out, ctx, scores, prompts));
     else
-        RK_TRY(rk_batch_select(out, batch, columns, no_meta));
+        RK_TRY(rk_flow_select(out, batch, "compute_rm_score", NULL));
     return rk_flow_pad(out, &num_padded, rk_flow_num_replicas(ctx, RK_ROLE_REWARD));
 }
 
@@ -150,7 +147,6 @@ struct rk_status *rk_flow_run_rm_score(struct rk_driver_result *result, struct r
         .method = "compute_rm_score",
         .micro = rk_job_reward_micro(ctx->job),
         .batch = texts,
-        .columns = columns,
         .num_rows = num_rows,
         .seqlens = seqlens,
         .options = rk_json_new_object(),

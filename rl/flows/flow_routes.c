@@ -2,14 +2,6 @@
 #include "rl/flows/steps_internal.h"
 #include "rl/rk_job.h"
 
-const char *const *rk_flow_pass_columns(const struct rk_flow_context *ctx, uint32_t role)
-{
-    static const char *const with_routes[] = {"input_ids", "attention_mask", "position_ids",
-                                              "responses", "routed_experts", NULL};
-
-    return rk_job_pass_takes_routes(ctx->job, role) ? with_routes : NULL;
-}
-
 static void report_share(struct rk_json *metrics, const char *name, const struct rk_json *from,
                          const char *part, const char *whole)
 {

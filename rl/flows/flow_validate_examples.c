@@ -52,7 +52,6 @@ static struct rk_status *make_plan(const struct part *part, const struct pass *p
 
 static struct rk_status *run_pass(struct part *part, const struct pass *pass, int i)
 {
-    static const char *const columns[] = {"input_ids", "attention_mask", "position_ids", "responses", NULL};
     struct rk_json *options = rk_json_new_object();
     struct rk_batch *tokens = NULL;
     struct rk_plan plan;
@@ -63,7 +62,7 @@ static struct rk_status *run_pass(struct part *part, const struct pass *pass, in
     if (pass->role == RK_ROLE_ACTOR)
         rk_json_set(options, "calculate_entropy", rk_json_new_bool(false));
     if (!st)
-        st = rk_batch_select(&tokens, part->batch, columns, NULL);
+        st = rk_flow_select(&tokens, part->batch, pass->method, NULL);
     if (st) {
         rk_json_free(options);
         return st;

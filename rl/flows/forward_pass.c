@@ -11,13 +11,13 @@ static struct rk_status *make_plan(struct rk_flow_context *ctx, const struct rk_
     return rk_flow_make_plan(plan, ctx, rk_role_parse(pass->role), &pass->micro, request);
 }
 
-static struct rk_status *select_tokens(struct rk_batch **out, const struct rk_flow_pass *pass)
+static struct rk_status *select_tokens(struct rk_batch **out, const struct rk_flow_context *ctx,
+                                       const struct rk_flow_pass *pass)
 {
-    static const char *const of_responses[] = {"input_ids", "attention_mask", "position_ids", "responses",
-                                               NULL};
-    static const char *const no_meta[] = {NULL};
+    static const char *const routes[] = {"routed_experts", NULL};
+    bool takes_routes = rk_job_pass_takes_routes(ctx->job, rk_role_parse(pass->role));
 
-    return rk_batch_select(out, pass->batch, pass->columns ? pass->columns : of_responses, no_meta);
+    return rk_flow_select(out, pass->batch, pass->method, takes_routes ? routes : NULL);
 }
 
 bool rk_flow_is_started(const struct rk_flow_context *ctx, uint32_t role)
@@ -56,7 +56,7 @@ struct rk_status *rk_flow_run_pass(struct rk_flow_context *ctx, const struct rk_
     }
     st = make_plan(ctx, pass, &plan);
     if (!st)
-        st = select_tokens(&tokens, pass);
+        st = select_tokens(&tokens, ctx, pass);
     if (st) {
         rk_json_free(pass->options);
         return st;
@@ -128,7 +128,7 @@ struct rk_status *rk_flow_start_pass(struct rk_flow_context *ctx, const struct r
     if (find_place(ctx, rk_role_parse(pass->role)) < 0)
         goto out;
     RK_TRY_GOTO(st, make_plan(ctx, pass, &plan), out);
-    RK_TRY_GOTO(st, select_tokens(&tokens, pass), out);
+    RK_TRY_GOTO(st, select_tokens(&tokens, ctx, pass), out);
     call.batch = tokens;
     call.plan = &plan;
     st = rk_flow_start_beside(&is_started, ctx, &call);

@@ -65,8 +65,6 @@ static struct rk_status *find_order(struct rk_flow_context *ctx, int64_t *order)
 
 static struct rk_status *make_batch(struct rk_batch **out, struct rk_plan *plan, struct rk_flow_context *ctx)
 {
-    static const char *const columns[] = {"input_ids",     "attention_mask", "position_ids", "responses",
-                                          "response_mask", "values",         "returns",      NULL};
     int64_t *order = rk_flow_scratch(ctx, (size_t)ctx->num_rows, sizeof(*order));
     int64_t *seqlens = rk_flow_scratch(ctx, (size_t)ctx->num_rows, sizeof(*seqlens));
     int64_t *loss_tokens = rk_flow_scratch(ctx, (size_t)ctx->num_rows, sizeof(*loss_tokens));
@@ -79,7 +77,7 @@ static struct rk_status *make_batch(struct rk_batch **out, struct rk_plan *plan,
         loss_tokens[i] = tokens_of[order[i]];
     }
     RK_TRY(rk_flow_update_plan(plan, ctx, RK_ROLE_CRITIC, seqlens, loss_tokens));
-    RK_TRY(rk_flow_select(out, ctx, columns));
+    RK_TRY(rk_flow_select(out, ctx->batch, "update_critic", NULL));
     return rk_batch_reorder(*out, order);
 }
 

@@ -47,8 +47,7 @@ static struct rk_status *make_plan(struct rk_flow_context *ctx, struct rk_plan *
 }
 
 /* Steals the options. */
-static struct rk_status *update(struct rk_flow_context *ctx, const char *method, const char *const *columns,
-                                struct rk_json *options)
+static struct rk_status *update(struct rk_flow_context *ctx, const char *method, struct rk_json *options)
 {
     struct rk_driver_result result = {0};
     struct rk_batch *batch = NULL;
@@ -56,7 +55,7 @@ static struct rk_status *update(struct rk_flow_context *ctx, const char *method,
     struct rk_status *st = make_plan(ctx, &plan);
 
     if (!st)
-        st = rk_flow_select(&batch, ctx, columns);
+        st = rk_flow_select(&batch, ctx->batch, method, NULL);
     if (st) {
         rk_json_free(options);
         return st;
@@ -72,21 +71,17 @@ static struct rk_status *update(struct rk_flow_context *ctx, const char *method,
 
 static struct rk_status *update_sft(struct rk_flow_context *ctx)
 {
-    static const char *const columns[] = {"input_ids", "attention_mask", "position_ids", "loss_mask", NULL};
-
-    return update(ctx, "update_sft", columns, rk_json_new_object());
+    return update(ctx, "update_sft", rk_json_new_object());
 }
 
 const struct rk_flow_step rk_step_update_sft = {"update_sft", "update_sft", NULL, update_sft};
 
 static struct rk_status *update_dpo(struct rk_flow_context *ctx)
 {
-    static const char *const columns[] = {
-        "input_ids", "attention_mask", "position_ids", "responses", "response_mask", "ref_log_prob", NULL};
     struct rk_json *options = rk_json_new_object();
 
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_DPO);
-    return update(ctx, "update_dpo", columns, options);
+    return update(ctx, "update_dpo", options);
 }
 
 const struct rk_flow_step rk_step_update_dpo = {"update_dpo", "update_dpo", NULL, update_dpo};

@@ -14,7 +14,6 @@ static struct rk_flow_pass log_prob_pass(const struct rk_flow_context *ctx, uint
         .method = method,
         .micro = rk_job_log_prob_micro(ctx->job, section),
         .batch = ctx->batch,
-        .columns = rk_flow_pass_columns(ctx, role),
         .num_rows = ctx->num_rows,
         .seqlens = ctx->seqlens,
         .options = options,
@@ -88,7 +87,6 @@ static struct rk_status *check_sample(struct rk_flow_context *ctx)
         .role = "actor",
         .method = "compute_log_prob",
         .micro = rk_job_log_prob_micro(ctx->job, RK_JOB_ROLLOUT),
-        .columns = rk_flow_pass_columns(ctx, RK_ROLE_ACTOR),
         .num_rows = num_rows,
         .seqlens = seqlens,
     };

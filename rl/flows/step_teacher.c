@@ -69,15 +69,19 @@ static struct rk_status *find_part(struct part *out, struct rk_flow_context *ctx
     return NULL;
 }
 
+static const char *method_of(const struct rk_flow_context *ctx)
+{
+    return rk_job_distills_topk(ctx->job) ? "compute_teacher_log_prob" : "compute_ref_log_prob";
+}
+
 /* The tokens of its rows. */
 static struct rk_status *select_part(struct rk_batch **out, const struct rk_flow_context *ctx,
                                      const struct part *part)
 {
-    static const char *const columns[] = {"input_ids", "attention_mask", "position_ids", "responses", NULL};
     struct rk_batch *tokens;
     struct rk_status *st;
 
-    RK_TRY(rk_flow_select(&tokens, ctx, columns));
+    RK_TRY(rk_flow_select(&tokens, ctx->batch, method_of(ctx), NULL));
     if (part->is_all) {
         *out = tokens;
         return NULL;
@@ -90,11 +94,10 @@ static struct rk_status *select_part(struct rk_batch **out, const struct rk_flow
 static struct rk_flow_pass pass_of(const struct rk_flow_context *ctx, const struct part *part,
                                    const struct rk_batch *tokens)
 {
-    bool is_topk = rk_job_distills_topk(ctx->job);
     const struct rk_job_role *role = part->teacher->role;
     const struct rk_flow_pass pass = {
         .role = role->name,
-        .method = is_topk ? "compute_teacher_log_prob" : "compute_ref_log_prob",
+        .method = method_of(ctx),
         .micro = rk_job_log_prob_micro(ctx->job, role->section),
         .batch = tokens,
         .num_rows = part->count + part->num_padded,
@@ -103,7 +106,7 @@ static struct rk_flow_pass pass_of(const struct rk_flow_context *ctx, const stru
     };
 
     rk_job_copy_value(pass.options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
-    if (is_topk)
+    if (rk_job_distills_topk(ctx->job))
         rk_job_copy_value(pass.options, "topk", ctx->job, RK_KNOB_DISTILL "topk");
     return pass;
 }

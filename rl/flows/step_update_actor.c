@@ -1,4 +1,5 @@
 /* The update of the policy. */
+#include "base/config/rk_losses.h"
 #include "base/rk_log.h"
 #include "rl/flows/steps_internal.h"
 #include "rl/rk_job.h"
@@ -9,25 +10,40 @@ static bool is_warm(const struct rk_flow_context *ctx)
     return ctx->step >= rk_config_int(ctx->job, "trainer.critic_warmup");
 }
 
+/* Columns that the job's loss reads, and the experts of replayed routes, ended by NULL. */
+static void list_columns(const char *names[RK_LOSS_ALL_COLUMN_COUNT + 2], const struct rk_flow_context *ctx,
+                         const struct rk_json *options)
+{
+    uint32_t columns = rk_policy_loss_columns(options);
+    int count = 0;
+
+    for (int i = 0; i < RK_LOSS_ALL_COLUMN_COUNT; i++) {
+        if (columns & RK_LOSS_BIT(i))
+            names[count++] = rk_loss_column_name((rk_loss_column_t)i);
+    }
+    if (rk_job_replays_routes(ctx->job))
+        names[count++] = "routed_experts";
+    names[count] = NULL;
+}
+
+static struct rk_json *make_options(const struct rk_flow_context *ctx, bool takes_rollouts)
+{
+    struct rk_json *options = rk_json_new_object();
+
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_LOSS);
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_DISTILL);
+    rk_job_copy_value(options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
+    if (rk_job_rollout_correction_keys(ctx->job).bypass_mode)
+        rk_job_set_bypass(options, ctx->job);
+    else if (takes_rollouts)
+        rk_json_set(options, "calculate_entropy", rk_json_new_bool(true));
+    return options;
+}
+
 static struct rk_status *update_actor(struct rk_flow_context *ctx)
 {
-    bool use_kl_loss = rk_config_bool(ctx->job, RK_JOB_ACTOR "use_kl_loss");
     bool takes_rollouts = rk_job_takes_rollout_log_probs(ctx->job, rk_flow_numerics(ctx));
-    bool is_bypass = rk_job_rollout_correction_keys(ctx->job).bypass_mode;
-    const char *columns[] = {"input_ids",
-                             "attention_mask",
-                             "position_ids",
-                             "responses",
-                             "response_mask",
-                             "old_log_probs",
-                             "advantages",
-                             NULL,
-                             NULL,
-                             NULL,
-                             NULL,
-                             NULL,
-                             NULL};
-    int64_t num_columns = 7;
+    const char *columns[RK_LOSS_ALL_COLUMN_COUNT + 2];
     struct rk_driver_result result = {0};
     struct rk_batch *batch;
     struct rk_json *options;
@@ -45,27 +61,13 @@ static struct rk_status *update_actor(struct rk_flow_context *ctx)
     }
     RK_TRY(rk_flow_sum_rows(ctx, "response_mask", ctx->response_length, &loss_tokens));
     RK_TRY(rk_flow_update_plan(&plan, ctx, RK_ROLE_ACTOR, ctx->seqlens, loss_tokens));
-    if (use_kl_loss)
-        columns[num_columns++] = "ref_log_prob";
-    if (rk_job_distills_topk(ctx->job)) {
-        columns[num_columns++] = "teacher_topk_ids";
-        columns[num_columns++] = "teacher_topk_log_probs";
-    } else if (rk_config_bool(ctx->job, "distillation.enabled")) {
-        columns[num_columns++] = "teacher_log_probs";
+    options = make_options(ctx, takes_rollouts);
+    list_columns(columns, ctx, options);
+    st = rk_flow_select(&batch, ctx->batch, "update_actor", columns);
+    if (st) {
+        rk_json_free(options);
+        return st;
     }
-    if (rk_job_replays_routes(ctx->job))
-        columns[num_columns++] = "routed_experts";
-    if (rk_batch_find(ctx->batch, "rollout_is_weights"))
-        columns[num_columns] = "rollout_is_weights";
-    RK_TRY(rk_flow_select(&batch, ctx, columns));
-    options = rk_json_new_object();
-    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_LOSS);
-    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_DISTILL);
-    rk_job_copy_value(options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
-    if (is_bypass)
-        rk_job_set_bypass(options, ctx->job);
-    else if (takes_rollouts)
-        rk_json_set(options, "calculate_entropy", rk_json_new_bool(true));
     st = rk_flow_call(ctx, "actor", "update_actor", batch, options, &plan, &result);
     if (result.metrics && !takes_rollouts) /* the entropy of the previous pass belongs to one policy */
         rk_json_remove(result.metrics, "actor/entropy");

@@ -32,9 +32,10 @@ struct rk_status *rk_flow_column_of(const struct rk_batch *batch, const char *na
 struct rk_status *rk_flow_sum_rows(struct rk_flow_context *ctx, const char *mask_name, int64_t width,
                                    int64_t **out) RK_NODISCARD;
 
-/* The named columns of the batch; the array ends with NULL. */
-struct rk_status *rk_flow_select(struct rk_batch **out, const struct rk_flow_context *ctx,
-                                 const char *const *columns) RK_NODISCARD;
+/* The columns of a batch that a call of the method takes: those that it requires (proto/columns.def), and
+ * those of `optional`, ended by NULL, that the batch has. optional NULL: none. */
+struct rk_status *rk_flow_select(struct rk_batch **out, const struct rk_batch *batch, const char *method,
+                                 const char *const *optional) RK_NODISCARD;
 
 /* Adds rows until the replicas have equal parts; takes ownership of the batch. */
 struct rk_status *rk_flow_pad(struct rk_batch **batch, int64_t *num_padded,
@@ -55,15 +56,11 @@ struct rk_flow_pass {
     const char *role, *method;
     struct rk_job_micro micro;
     const struct rk_batch *batch;
-    const char *const *columns; /* columns that the method reads, ended by NULL; NULL: the columns of a prompt
-                                 * and its response */
     int64_t num_rows;
     const int64_t *seqlens;  /* [num_rows] */
     struct rk_json *options; /* of the method; stolen */
 };
 /* --- flow_routes.c: router replay --- */
-/* The columns of the pass of actor or reference that computes log-probs: as in struct rk_flow_pass. */
-const char *const *rk_flow_pass_columns(const struct rk_flow_context *ctx, uint32_t role);
 /* The shares of tokens, and of pairs of token and layer, whose experts differ between rollout and training,
  * from the metrics of compute_log_prob, if it compared them. */
 void rk_flow_report_routes(struct rk_json *metrics, const struct rk_json *from);

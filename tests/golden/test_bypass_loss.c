@@ -242,7 +242,7 @@ static const struct worked_case worked_cases[] = {
 /* log_prob [-1, -.5], rollout [-1.5, -.4], A [1, -1], token-mean. */
 static void test_bypass_loss_worked_example(void **state)
 {
-    const struct rk_loss_ops *ops = rk_loss_find(RK_OBJECTIVE_POLICY, "bypass_mode");
+    const struct rk_loss *row = rk_loss_find(RK_OBJECTIVE_POLICY, "bypass_mode");
     struct rk_test_batch batch = {.num_seqs = 1,
                                   .cu_seqlens = {0, 2},
                                   .mask = {1, 1},
@@ -260,7 +260,7 @@ static void test_bypass_loss_worked_example(void **state)
         struct rk_test_loss_result result;
         struct rk_test_loss loss;
 
-        assert_ok(rk_test_loss_read(&loss, ops, options));
+        assert_ok(rk_test_loss_read(&loss, row, options));
         result = rk_test_loss_run(&loss, &batch);
         assert_below("loss", fabs(rk_test_loss_metric(&loss, &result, "pg_loss") - test->loss), 1e-6);
         assert_below("ppo_kl", fabs(rk_test_loss_metric(&loss, &result, "ppo_kl") - test->ppo_kl), 1e-6);

@@ -147,8 +147,7 @@ static double *find_tensor(const struct golden *golden, const char *metric)
     return values;
 }
 
-static struct golden open_golden(const struct rk_st_file *file, const char *name,
-                                 const struct rk_loss_ops *ops)
+static struct golden open_golden(const struct rk_st_file *file, const char *name, const struct rk_loss *row)
 {
     struct golden golden = {.name = name, .file = file};
 
@@ -156,8 +155,8 @@ static struct golden open_golden(const struct rk_st_file *file, const char *name
     golden.grad = find_tensor(&golden, "grad");
     assert_non_null(golden.loss);
     assert_non_null(golden.grad);
-    for (int32_t i = 1; i < ops->num_metrics; i++)
-        golden.metrics[i] = find_tensor(&golden, ops->metrics[i].name);
+    for (int32_t i = 1; i < row->ops->num_metrics; i++)
+        golden.metrics[i] = find_tensor(&golden, row->ops->metrics[i].name);
     return golden;
 }
 
@@ -211,14 +210,14 @@ static void check_case(const struct rk_test_loss *loss, const struct rk_test_bat
     }
 }
 
-static void check_loss(const struct rk_st_file *file, const char *name, const struct rk_loss_ops *ops,
+static void check_loss(const struct rk_st_file *file, const char *name, const struct rk_loss *row,
                        rk_loss_agg_mode_t mode)
 {
     struct golden golden;
     struct place place = {0};
 
-    assert_non_null(ops);
-    golden = open_golden(file, name, ops);
+    assert_non_null(row);
+    golden = open_golden(file, name, row);
     for (int64_t i = 0; i < inputs.num_cases; i++) {
         const double *config = inputs.config + i * inputs.num_config;
         char *options = strcmp(name, "distill") == 0 ? make_distill_options(config) : make_options(config);
@@ -228,7 +227,7 @@ static void check_loss(const struct rk_st_file *file, const char *name, const st
         if (mode != RK_AGG_COUNT)
             batch.mode = mode;
         poison(&batch);
-        assert_ok(rk_test_loss_read(&loss, ops, options));
+        assert_ok(rk_test_loss_read(&loss, row, options));
         check_case(&loss, &batch, &golden, i, place.token);
         place.row += batch.num_seqs;
         place.token += batch.cu_seqlens[batch.num_seqs];
@@ -313,13 +312,13 @@ static void test_preference_losses_equal_trl(void **state)
     static const char *const names[] = {"sigmoid",  "robust",       "hinge",    "ipo",
                                         "ipo_sum",  "sigmoid_norm", "exo_pair", "apo_zero",
                                         "apo_down", "nca_pair",     "sppo_hard"};
-    const struct rk_loss_ops *ops = rk_loss_find(RK_OBJECTIVE_DPO, "dpo");
+    const struct rk_loss *row = rk_loss_find(RK_OBJECTIVE_DPO, "dpo");
     struct rk_st_file *file = rk_test_fixture_open(FIXTURE "pairs.safetensors");
 
     (void)state;
-    assert_non_null(ops);
+    assert_non_null(row);
     for (size_t k = 0; k < RK_ARRAY_LEN(names); k++) {
-        struct golden golden = open_golden(file, names[k], ops);
+        struct golden golden = open_golden(file, names[k], row);
         struct place place = {0};
 
         for (int64_t i = 0; i < pairs.num_cases; i++) {
@@ -331,7 +330,7 @@ static void test_preference_losses_equal_trl(void **state)
             struct rk_test_loss loss;
 
             poison(&batch);
-            assert_ok(rk_test_loss_read(&loss, ops, options));
+            assert_ok(rk_test_loss_read(&loss, row, options));
             check_pairs(&loss, &batch, &golden, i, place.row);
             place.row += batch.num_seqs;
             place.token += batch.cu_seqlens[batch.num_seqs];

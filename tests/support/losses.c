@@ -18,13 +18,13 @@ static void set_default(struct rk_json *options, const struct rk_config_key *key
     rk_json_set(options, key->path, value);
 }
 
-struct rk_status *rk_test_loss_read(struct rk_test_loss *out, const struct rk_loss_ops *ops,
-                                    const char *options)
+struct rk_status *rk_test_loss_read(struct rk_test_loss *out, const struct rk_loss *row, const char *options)
 {
+    const struct rk_loss_ops *ops = row->ops;
     struct rk_json *json;
     struct rk_status *st;
 
-    *out = (struct rk_test_loss){.ops = ops};
+    *out = (struct rk_test_loss){.row = row, .ops = ops};
     assert_ok(rk_json_parse(&json, options, strlen(options), "options", 0));
     for (int64_t i = 0; i < ops->num_knobs; i++)
         set_default(json, &ops->knobs[i].key);
@@ -46,7 +46,7 @@ void rk_test_policy_options(struct rk_json *options)
         set_default(options, &keys[i]);
 }
 
-const struct rk_loss_ops *rk_test_distill_row(const char *loss_mode)
+const struct rk_loss *rk_test_distill_row(const char *loss_mode)
 {
     struct rk_json *options = rk_json_new_object();
     struct rk_objective objective;
@@ -58,7 +58,7 @@ const struct rk_loss_ops *rk_test_distill_row(const char *loss_mode)
     assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
     rk_json_free(options);
     assert_int_equal(objective.num_terms, 1);
-    return objective.terms[0].ops;
+    return objective.terms[0].loss;
 }
 
 struct rk_test_loss_result rk_test_loss_run(const struct rk_test_loss *loss,
@@ -86,7 +86,7 @@ struct rk_test_loss_result rk_test_loss_run(const struct rk_test_loss *loss,
         rk_loss_weights(weights[i], modes[i], batch->mask, batch->cu_seqlens, batch->num_seqs,
                         &batch->global);
     for (int i = 0; i < RK_LOSS_COLUMN_COUNT; i++) {
-        if ((loss->ops->columns | loss->ops->optional_columns) & RK_LOSS_BIT(i) & ~batch->absent)
+        if ((loss->row->columns | loss->row->optional_columns) & RK_LOSS_BIT(i) & ~batch->absent)
             in.columns[i] = batch->columns[i];
     }
     for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++) {
@@ -108,7 +108,7 @@ double rk_test_loss_metric(const struct rk_test_loss *loss, const struct rk_test
         if (strcmp(loss->ops->metrics[i].name, name) == 0)
             return result->metrics[i];
     }
-    fail_msg("loss %s has no metric %s", loss->ops->name, name);
+    fail_msg("loss %s has no metric %s", loss->row->name, name);
     return NAN;
 }
 

@@ -23,7 +23,8 @@ struct rk_test_batch {
 };
 
 struct rk_test_loss {
-    const struct rk_loss_ops *ops;
+    const struct rk_loss *row;
+    const struct rk_loss_ops *ops;                            /* the row's */
     double config[RK_LOSS_CONFIG_BYTES_MAX / sizeof(double)]; /* bytes, aligned */
 };
 
@@ -33,12 +34,12 @@ struct rk_test_loss_result {
 };
 
 /* The row's configuration from `options`, a JSON object; missing keys have their defaults. */
-struct rk_status *rk_test_loss_read(struct rk_test_loss *out, const struct rk_loss_ops *ops,
+struct rk_status *rk_test_loss_read(struct rk_test_loss *out, const struct rk_loss *row,
                                     const char *options) RK_NODISCARD;
 /* Adds the defaults of missing keys to options of update_actor. */
 void rk_test_policy_options(struct rk_json *options);
 /* The row that distillation with this loss_mode adds to the policy objective. */
-const struct rk_loss_ops *rk_test_distill_row(const char *loss_mode);
+const struct rk_loss *rk_test_distill_row(const char *loss_mode);
 struct rk_test_loss_result rk_test_loss_run(const struct rk_test_loss *loss,
                                             const struct rk_test_batch *batch);
 /* Asserts that the row has the metric. */

@@ -399,11 +399,11 @@ static void report_term(const struct update *u, const struct rk_loss_term *term)
 {
     double n = (double)u->call->job->plan.num_mini;
 
-    for (int32_t i = 0; i < term->ops->num_metrics; i++) {
-        const struct rk_loss_metric *metric = &term->ops->metrics[i];
+    for (int32_t i = 0; i < term->loss->ops->num_metrics; i++) {
+        const struct rk_loss_metric *metric = &term->loss->ops->metrics[i];
         double value = term->metrics[i];
 
-        if (term->ops->has_metric && !term->ops->has_metric(term->config, i))
+        if (term->loss->ops->has_metric && !term->loss->ops->has_metric(term->config, i))
             continue;
         switch (metric->reduce) {
         case RK_LOSS_SUM:
@@ -438,7 +438,7 @@ static void report_loss(const struct update *u)
     static const char name[] = "loss";
     double n = (double)u->call->job->plan.num_mini;
 
-    if (strcmp(u->objective.terms[0].ops->metrics[0].name, name) != 0)
+    if (strcmp(u->objective.terms[0].loss->ops->metrics[0].name, name) != 0)
         add_metric(u, name, rk_objective_loss(&u->objective) / n, "sum");
 }
 

@@ -72,8 +72,8 @@ static double find_metric(const struct rk_objective *objective, const char *name
     for (int32_t i = 0; i < objective->num_terms; i++) {
         const struct rk_loss_term *term = &objective->terms[i];
 
-        for (int32_t k = 0; k < term->ops->num_metrics; k++) {
-            if (strcmp(term->ops->metrics[k].name, name) == 0)
+        for (int32_t k = 0; k < term->loss->ops->num_metrics; k++) {
+            if (strcmp(term->loss->ops->metrics[k].name, name) == 0)
                 return term->metrics[k];
         }
     }

@@ -34,8 +34,8 @@ static struct rk_json *make_options(const char *key, const char *value)
 /* The value of a number in the configuration of a term's row. */
 static double config_number(const struct rk_loss_term *term, const char *key)
 {
-    for (int64_t i = 0; i < term->ops->num_knobs; i++) {
-        const struct rk_knob *knob = &term->ops->knobs[i];
+    for (int64_t i = 0; i < term->loss->ops->num_knobs; i++) {
+        const struct rk_knob *knob = &term->loss->ops->knobs[i];
 
         if (strcmp(knob->key.path, key) == 0 && knob->type == RK_KNOB_REAL)
             return term->config[knob->offset / sizeof(double)];
@@ -52,7 +52,7 @@ static void test_objective_read_defaults(void **state)
     (void)state;
     assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
     assert_int_equal(objective.num_terms, 1);
-    assert_string_equal(objective.terms[0].ops->name, "vanilla");
+    assert_string_equal(objective.terms[0].loss->name, "vanilla");
     assert_int_equal(objective.agg_mode, RK_AGG_TOKEN_MEAN);
     assert_true(config_number(&objective.terms[0], "clip_ratio_low") == 0.2);
     assert_true(config_number(&objective.terms[0], "clip_ratio_high") == 0.2);
@@ -80,8 +80,8 @@ static void test_objective_read_overrides(void **state)
     assert_true(config_number(&objective.terms[0], "clip_ratio_high") == 0.28);
     assert_true(objective.loss_scale_factor == 512.0);
     assert_int_equal(objective.num_terms, 3);
-    assert_string_equal(objective.terms[1].ops->name, "kl");
-    assert_string_equal(objective.terms[2].ops->name, "entropy");
+    assert_string_equal(objective.terms[1].loss->name, "kl");
+    assert_string_equal(objective.terms[2].loss->name, "entropy");
     assert_true(objective.columns & RK_LOSS_BIT(RK_LOSS_REF_LOG_PROB));
     assert_true(objective.outputs & RK_HEAD_BIT(RK_HEAD_ENTROPY));
     rk_json_free(options);
@@ -166,12 +166,12 @@ static void test_objective_read_distillation(void **state)
     rk_json_set(options, "use_kl_loss", rk_json_new_bool(true));
     assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
     assert_int_equal(objective.num_terms, 3);
-    assert_string_equal(objective.terms[2].ops->name, "distill");
+    assert_string_equal(objective.terms[2].loss->name, "distill");
     assert_true(objective.columns & RK_LOSS_BIT(RK_LOSS_TEACHER_LOG_PROBS));
     rk_json_set(options, DISTILL "use_task_rewards", rk_json_new_bool(false));
     assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
     assert_int_equal(objective.num_terms, 1);
-    assert_string_equal(objective.terms[0].ops->name, "distill");
+    assert_string_equal(objective.terms[0].loss->name, "distill");
     assert_false(objective.columns & RK_LOSS_BIT(RK_LOSS_REF_LOG_PROB));
     assert_int_equal(objective.num_ids, 0);
     rk_json_free(options);
@@ -202,7 +202,7 @@ static void test_objective_read_distillation_over_topk(void **state)
         rk_json_set(options, "entropy_coeff", rk_json_new_real(0.1));
         assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
         assert_int_equal(objective.num_terms, 4);
-        assert_string_equal(objective.terms[3].ops->name, "distill_topk");
+        assert_string_equal(objective.terms[3].loss->name, "distill_topk");
         assert_int_equal(objective.num_ids, 7);
         assert_false(objective.columns & RK_LOSS_BIT(RK_LOSS_TEACHER_LOG_PROBS));
         rk_json_set(options, DISTILL "use_task_rewards", rk_json_new_bool(false));

@@ -10,13 +10,13 @@
 
 static struct rk_test_loss open_loss(rk_objective_kind_t kind, const char *name, const char *options)
 {
-    const struct rk_loss_ops *ops =
+    const struct rk_loss *row =
         strcmp(name, "distill") == 0 ? rk_test_distill_row("k3") : rk_loss_find(kind, name);
     struct rk_test_loss loss;
 
-    if (!ops)
+    if (!row)
         fail_msg("no loss %s", name);
-    assert_ok(rk_test_loss_read(&loss, ops, options));
+    assert_ok(rk_test_loss_read(&loss, row, options));
     return loss;
 }
 

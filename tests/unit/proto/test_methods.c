@@ -1,6 +1,7 @@
 /* The method, column, option and RPC tables, and the checks derived from them. */
 #include "tests/support/test.h"
 
+#include "base/config/rk_losses.h"
 #include "base/rk_compiler.h"
 #include "base/rk_json.h"
 #include "base/rk_str.h"
@@ -11,6 +12,75 @@
 #include "proto/rk_rpcs.h"
 
 #include <string.h>
+
+/* --- losses --- */
+
+/* Whether the method takes the column, required for a loss that requires it or else optional. */
+static bool takes_column(const struct rk_method *method, const char *name)
+{
+    for (int64_t i = 0; i < method->num_in; i++) {
+        if (strcmp(method->in[i].name, name) == 0)
+            return true;
+    }
+    return false;
+}
+
+static void test_losses_read_columns_of_their_methods(void **state)
+{
+    enum { POLICY, VALUE, SFT, DPO, SUM };
+    static const char *const methods[] = {"update_actor", "update_critic", "update_sft", "update_dpo",
+                                          "forward_backward"};
+    static const struct {
+        const char *name;
+        int kind;
+        uint32_t columns;
+    } rows[] = {
+#define ROW(id, kind, unused, columns, optional) {#id, kind, (columns) | (optional)},
+        RK_LOSS_TABLE(ROW) RK_POLICY_TERM_TABLE(ROW)
+#undef ROW
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        const struct rk_method *method = rk_method_find(methods[rows[i].kind]);
+
+        for (int c = 0; c < RK_LOSS_ALL_COLUMN_COUNT; c++) {
+            const char *column = rk_loss_column_name((rk_loss_column_t)c);
+
+            if ((rows[i].columns & RK_LOSS_BIT(c)) && !takes_column(method, column))
+                fail_msg("loss %s reads %s, which %s does not take", rows[i].name, column, method->name);
+        }
+    }
+}
+
+/* The columns that a driver sends are those of the selected loss and of the terms that are switched on. */
+static void test_columns_of_a_policy_loss(void **state)
+{
+    static const struct {
+        const char *options;
+        uint32_t columns;
+    } cases[] = {
+        {"{\"policy_loss.loss_mode\": \"vanilla\"}", RK_PG_COLUMNS | RK_IS_WEIGHTS},
+        {"{\"policy_loss.loss_mode\": \"bypass_mode\"}", RK_PG_COLUMNS},
+        {"{\"policy_loss.loss_mode\": \"gpg\", \"use_kl_loss\": false, \"distillation.enabled\": false}",
+         RK_LOSS_BIT(RK_LOSS_ADVANTAGES) | RK_IS_WEIGHTS},
+        {"{\"policy_loss.loss_mode\": \"vanilla\", \"use_kl_loss\": true}",
+         RK_PG_COLUMNS | RK_IS_WEIGHTS | RK_LOSS_BIT(RK_LOSS_REF_LOG_PROB)},
+        {"{\"policy_loss.loss_mode\": \"vanilla\", \"distillation.enabled\": true}",
+         RK_PG_COLUMNS | RK_IS_WEIGHTS | RK_LOSS_BIT(RK_LOSS_TEACHER_LOG_PROBS) |
+             RK_LOSS_BIT(RK_LOSS_TEACHER_TOPK_IDS) | RK_LOSS_BIT(RK_LOSS_TEACHER_TOPK_LOG_PROBS)},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_json *options;
+
+        print_message("%s\n", cases[i].options);
+        assert_ok(rk_json_parse(&options, cases[i].options, strlen(cases[i].options), "options", 0));
+        assert_int_equal(rk_policy_loss_columns(options), cases[i].columns);
+        rk_json_free(options);
+    }
+}
 
 /* --- the tables --- */
 
@@ -436,6 +506,8 @@ static void test_methods_describe_writes_dispatch_and_defaults(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_losses_read_columns_of_their_methods),
+        cmocka_unit_test(test_columns_of_a_policy_loss),
         cmocka_unit_test(test_methods_have_the_rows_of_their_sets),
         cmocka_unit_test(test_methods_go_over_meshes_of_roles),
         cmocka_unit_test(test_methods_that_run_alone_have_no_columns_and_change_nothing),
