@@ -313,7 +313,5 @@ struct rk_status *rk_world_configure(struct rk_worker *worker, const struct rk_j
     pthread_mutex_lock(&worker->lock);
     worker->snapshot.mesh_generation = job->mesh_generation;
     pthread_mutex_unlock(&worker->lock);
-    RK_INFO("configured rank=%d world_size=%d generation=%llu roles=%d", job->rank, job->world_size,
-            (unsigned long long)job->mesh_generation, worker->num_roles);
     return NULL;
 }

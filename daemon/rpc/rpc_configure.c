@@ -150,8 +150,9 @@ static void on_done(struct rk_loop_event *event)
     if (!st && job->kind == RK_JOB_CONFIGURE) {
         rk_record_configure(daemon, &job->configure);
         rk_group_take(&daemon->group, &job->configure);
-        RK_INFO("configured rank=%d world_size=%d mesh_generation=%" PRIu64, job->configure.rank,
-                job->configure.world_size, job->configure.mesh_generation);
+        RK_INFO("configured rank=%d world_size=%d mesh_generation=%" PRIu64 " meshes=%lld",
+                job->configure.rank, job->configure.world_size, job->configure.mesh_generation,
+                (long long)job->configure.num_meshes);
     } else if (!st) {
         response.comm_address = job->endpoint.comm_address;
         if (job->endpoint.make_comm_id)
