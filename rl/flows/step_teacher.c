@@ -224,17 +224,21 @@ static bool uses_opd(const struct rk_flow_context *ctx)
 static struct rk_status *add_opd(struct rk_flow_context *ctx)
 {
     double coef = rk_config_real(ctx->job, "algorithm.opd_kl_coef"), sum = 0.0, num_tokens = 0.0;
-    const void *mask, *old, *teacher, *unused;
+    int64_t shape[2] = {ctx->num_rows, ctx->response_length};
+    const void *mask, *old, *teacher, *given;
+    struct rk_column *column;
     float *advantages;
 
     RK_TRY(rk_flow_column(ctx, "response_mask", RK_DTYPE_I64, ctx->response_length, &mask));
     RK_TRY(rk_flow_column(ctx, "old_log_probs", RK_DTYPE_F32, ctx->response_length, &old));
     RK_TRY(rk_flow_column(ctx, "teacher_log_probs", RK_DTYPE_F32, ctx->response_length, &teacher));
-    RK_TRY(rk_flow_column(ctx, "advantages", RK_DTYPE_F32, ctx->response_length, &unused));
-    advantages = rk_column_data(rk_batch_find(ctx->batch, "advantages"));
+    RK_TRY(rk_flow_column(ctx, "advantages", RK_DTYPE_F32, ctx->response_length, &given));
+    RK_TRY(rk_column_create_dense(&column, RK_DTYPE_F32, 2, shape));
+    advantages = rk_column_data(column);
     for (int64_t i = 0; i < ctx->num_rows * ctx->response_length; i++) {
         double kl = (double)((const float *)old)[i] - (double)((const float *)teacher)[i];
 
+        advantages[i] = ((const float *)given)[i];
         if (!((const int64_t *)mask)[i])
             continue;
         advantages[i] = (float)((double)advantages[i] - coef * kl);
@@ -242,7 +246,7 @@ static struct rk_status *add_opd(struct rk_flow_context *ctx)
         num_tokens += 1.0;
     }
     rk_flow_metric(ctx->metrics, "actor/opd_reverse_kl", num_tokens > 0.0 ? sum / num_tokens : 0.0);
-    return NULL;
+    return rk_batch_put_new(ctx->batch, "advantages", column);
 }
 
 const struct rk_flow_step rk_step_opd = {"opd", NULL, uses_opd, add_opd};
