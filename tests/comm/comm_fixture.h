@@ -33,7 +33,8 @@ int32_t comm_num_ranks(void);
 /* Runs fn, whose user is a struct comm_run, on that many ranks; all must pass. `config` of the worlds: NULL,
  * or the fields that differ from the defaults. */
 void comm_expect_pass(rk_test_rank_fn_t fn, int32_t num_ranks, const struct rk_comm_world_config *config);
-/* The same on comm_num_ranks(), but the last one must end by SIGKILL. Prints how long the others took. */
+/* Runs fn on comm_num_ranks() ranks, the last of which must end by SIGKILL. Prints how long the others took.
+ */
 void comm_expect_killed(rk_test_rank_fn_t fn);
 /* 0 if less than limit_ms have passed since fault_ns; stores the delay in delay_ms. */
 int comm_check_in_time(struct comm_run *run, int64_t limit_ms);

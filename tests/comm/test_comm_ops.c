@@ -29,7 +29,7 @@
 static char *pool[RK_DTYPE_COUNT];
 /* Reductions of the first LARGE elements over the ranks of the current case; shorter tensors use a prefix. */
 static char *expected_of[RK_DTYPE_COUNT][RK_REDUCE_OP_COUNT];
-/* Of this process's rank. */
+/* Stream of this process's rank. */
 static struct rk_stream *stream;
 static bool is_cpu_mesh; /* the backend defines every bit */
 

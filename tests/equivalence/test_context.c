@@ -134,7 +134,7 @@ static struct outcome *run_case(const struct context_case *row, const struct bat
     return run.outcomes;
 }
 
-/* The same with cp = 1. */
+/* Runs the body of the case with cp = 1. */
 static struct outcome *run_alone(const struct context_case *row, const struct batch *batch, body_fn_t body)
 {
     struct context_case alone = *row;

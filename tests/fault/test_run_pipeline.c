@@ -196,7 +196,7 @@ static const struct fault_case stopped[] = {
      "pipeline.forward=stop@2",
      "tp 0 of 2, pp 0 of 2",
      "actor.compute_log_prob",
-     /* Of micro-batch 1 or 2: the other rank of its stage may have continued. */
+     /* Micro-batch 1 or 2: the other rank of its stage may have continued. */
      {"stage ", " of micro-batch ", "rank 0 of the call failed: UNAVAILABLE"}},
     {"a bucket of update_weights",
      &other_rollout,

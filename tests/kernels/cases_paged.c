@@ -109,7 +109,7 @@ static void make_query(struct kt *kt, const struct paged_case *c, rk_dtype_t dty
     data->paged.block_table = rk_tensor_2d(data->paged.block_table.data, RK_DTYPE_I32, NUM_SEQS, MAX_BLOCKS);
 }
 
-/* Of every head. */
+/* Copies the first columns of every head. */
 static rk_tensor_t first_columns(struct kt *kt, rk_tensor_t heads, int64_t columns)
 {
     int64_t rows = heads.shape[0] * heads.shape[1], head_dim = heads.shape[2];

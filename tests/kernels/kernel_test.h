@@ -63,9 +63,10 @@ double *kt_scratch(struct kt *kt, int64_t count);
 void kt_expect_refused(struct kt *kt, struct rk_status *st, const char *text);
 /* Every element is within one rounding of the exact result to the tensor's dtype. */
 void kt_expect_close(struct kt *kt, const char *label, rk_tensor_t actual, const double *expected);
-/* The same for a result near 1 that was summed in fp32, or whose inputs were stored in fp32. */
+/* kt_expect_close for a result near 1 that was summed in fp32, or whose inputs were stored in fp32. */
 void kt_expect_close_sum(struct kt *kt, const char *label, rk_tensor_t actual, const double *expected);
-/* The same for attention, whose probabilities a GPU rounds to the tensors' dtype for the second GEMM. */
+/* kt_expect_close for attention, whose probabilities a GPU rounds to the tensors' dtype for the second GEMM.
+ */
 void kt_expect_close_attention(struct kt *kt, const char *label, rk_tensor_t actual, const double *expected);
 /* Bytes. */
 void kt_expect_same_bits(struct kt *kt, const char *label, rk_tensor_t actual, rk_tensor_t expected);

@@ -49,7 +49,7 @@ void append_args(const char **args, size_t capacity, const char *const *more);
  * `more` may be NULL. */
 struct outcome run_tiny_job(const char *dir, const char *num_daemons, const char *const *keys,
                             const char *const *more);
-/* The same in a new directory, which it returns; rk_free it. Fails the test unless the run succeeds. */
+/* run_tiny_job in a new directory, which it returns; rk_free it. Fails the test unless the run succeeds. */
 char *run_new_tiny_job(const char *num_daemons, const char *const *keys, const char *const *more);
 void outcome_fini(struct outcome *outcome);
 /* Checks the exit code; on failure prints all output. */
@@ -88,7 +88,7 @@ void assert_same_file(const char *dir, const char *expected_dir, const char *nam
 
 /* A daemon on a new socket that may read and write below the temporary directory. */
 struct rk_proc *start_daemon(const char *const *more_args);
-/* The same on device number `index`, with one more argument or NULL. */
+/* start_daemon on device number `index`, with one more argument or NULL. */
 struct rk_proc *start_daemon_on(int index, const char *more_arg);
 
 #endif

@@ -49,7 +49,7 @@ void fixture_set_input(struct fixture *fixture, struct rk_execute_header *header
 
 /* Opens an Execute stream and sends the header. */
 struct rk_client_stream *fixture_open(struct fixture *fixture, const struct rk_execute_header *header);
-/* The same for a short generation; the body is still to be sent. */
+/* fixture_open for a short generation; the body is still to be sent. */
 struct rk_client_stream *fixture_open_generate(struct fixture *fixture, struct rk_execute_header *header,
                                                const struct rk_batch *prompts);
 void fixture_send_commit(struct rk_client_stream *stream);

@@ -19,7 +19,7 @@
 #define GRAD_NORM_TOLERANCE 1e-3
 
 #define REWARD_RISE_MIN 0.4 /* as in test_learn.c */
-/* Of the last 10 steps; seeds on the CPU differ by at most 0.04. */
+/* Difference between the rewards of the last 10 steps; seeds on the CPU differ by at most 0.04. */
 #define LAST_REWARD_TOLERANCE 0.05
 
 struct curve {

@@ -16,8 +16,8 @@
 #define ARGS_MAX        24
 #define STEPS           60
 
-/* Of the last 10 of 60 steps; the job begins at 0.09. One rank and all layouts exceed it by 0.05 or more; the
- * final rewards differ because of tokens that differ. */
+/* Reward of the last 10 of 60 steps; the job begins at 0.09. One rank and all layouts exceed it by 0.05 or
+ * more; the final rewards differ because of tokens that differ. */
 #define LAST_REWARD_MIN 0.85
 
 static int64_t num_daemons(void)

@@ -28,7 +28,7 @@ struct shape {
     int64_t rope_bytes; /* of the table of sines and cosines, in f32 */
     int64_t tp, pp;     /* of the actor */
     double operations;
-    /* Of a rank of the rollout; 0: there is none. */
+    /* Elements of a rank of the rollout; 0: there is none. */
     int64_t rollout_elements;
     int64_t block_bytes; /* of the cache for 16 tokens */
 };

@@ -10,7 +10,7 @@
 #define ACTOR     "actor_rollout_ref.actor."
 #define KEPT_ROWS 8 /* of a step: 4 groups of 2 */
 
-/* Of two responses to a prompt with the truth "m" one scores 1; those to others score 0. */
+/* One of two responses to a prompt with the truth "m" scores 1; those to others score 0. */
 static const char script[] =
     "read -r hello && echo '{\"hello\": 2}'\n"
     "while read -r line; do id=${line#*'\"id\":'}; id=${id%%,*}\n"

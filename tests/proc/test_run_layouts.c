@@ -24,7 +24,7 @@ static void run_in(const struct layout *layout, const char *dir, const char *con
     outcome_fini(&outcome);
 }
 
-/* The same in a new directory, which it returns (rk_free it). */
+/* Runs the job in a new directory, which it returns (rk_free it). */
 static char *run_new(const struct layout *layout, const char *const *more)
 {
     char *dir = new_run_dir();

@@ -49,7 +49,7 @@ static int64_t int_at(const struct rk_json *json, const char *path)
     return rk_json_as_int(rk_json_find_path(json, path), -1);
 }
 
-/* Of rank 0 in memory_plan.json. */
+/* Plan of a role on rank 0 in memory_plan.json. */
 static const struct rk_json *role_of(const struct rk_json *plan, const char *name)
 {
     const struct rk_json *roles = rk_json_find(rk_json_at(rk_json_find(plan, "ranks"), 0), "roles");

@@ -228,7 +228,7 @@ static int64_t plan_int(const struct rk_json *plan, int64_t role, const char *pa
     return rk_json_as_int(value, -1);
 }
 
-/* Of actor, reference and critic, in this order, each adds only the memory that it needs beyond the earlier
+/* Actor, reference and critic, in this order: each adds only the memory that it needs beyond the earlier
  * ones. */
 static void assert_counted_once(const char *dir)
 {

@@ -39,7 +39,7 @@ static struct outcome run_in(const char *dir, const char *const *changes)
     return outcome;
 }
 
-/* The same in a new one; rk_free *dir. */
+/* run_in a new directory; rk_free *dir. */
 static struct outcome run_job(const char *const *changes, char **dir)
 {
     *dir = new_run_dir();

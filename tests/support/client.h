@@ -44,7 +44,7 @@ bool rk_client_send_chunk(struct rk_client_stream *stream, uint32_t tensor, uint
 void rk_client_half_close(struct rk_client_stream *stream);
 /* Next message in the client's arena; false at the end of the call. */
 bool rk_client_receive(struct rk_client_stream *stream, struct rk_bytes *message);
-/* The same for Execute: of a chunk the bytes are its data. */
+/* rk_client_receive for Execute: the bytes of a chunk are its data. */
 bool rk_client_receive_frame(struct rk_client_stream *stream, struct rk_stream_frame *frame,
                              struct rk_bytes *bytes);
 void rk_client_cancel(struct rk_client_stream *stream);

@@ -13,7 +13,7 @@ RK_BEGIN_DECLS
 
 /* Ends the process with RK_TEST_EXIT_SKIPPED if the machine has no such device. */
 struct rk_status *rk_test_device_open(struct rk_device **out, int num_threads) RK_NODISCARD;
-/* The same for one of several ranks; never ends the process. */
+/* rk_test_device_open for one of several ranks; never ends the process. */
 struct rk_status *rk_test_device_open_rank(struct rk_device **out, int num_threads,
                                            int32_t rank) RK_NODISCARD;
 /* Whether RK_TEST_DEVICE means one device per rank ("cuda"), and not a single one ("cuda:0", "cpu"). */

@@ -22,7 +22,7 @@ struct graph {
     atomic_int num_launched; /* launched and not finished */
 };
 
-/* Of a stream; a device's handle is the device of the CPU. */
+/* A stream; a device's handle is the device of the CPU. */
 struct graph_stream {
     struct rk_stream *cpu;
     struct rk_test_queue *queue;

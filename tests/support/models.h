@@ -63,7 +63,8 @@ struct rk_status *rk_test_weigh_tokens(void *user, const struct rk_head_arrays *
                                        const struct rk_head_arrays *grads) RK_NODISCARD;
 /* Begins a step, and runs a forward and a backward pass with that loss. */
 struct rk_status *rk_test_train_pass(struct rk_model *model, const struct rk_packed *packed) RK_NODISCARD;
-/* The same with the mean of -log_prob as the loss, which *loss receives; the only pass of its step. */
+/* rk_test_train_pass with the mean of -log_prob as the loss, which *loss receives; the only pass of its step.
+ */
 struct rk_status *rk_test_mean_pass(double *loss, struct rk_model *model,
                                     const struct rk_packed *packed) RK_NODISCARD;
 

@@ -29,8 +29,8 @@ struct rk_test_rank_result {
 /* Runs fn in `num_ranks` processes and waits for all; ranks that run longer than timeout_s are killed. Prints
  * the output of failed ranks. Returns the number of ranks that did not exit with 0. */
 int rk_test_run_ranks(int32_t num_ranks, rk_test_rank_fn_t fn, void *user, int timeout_s);
-/* The same with every rank's end in results[num_ranks], for tests that kill ranks. Output of ranks ended by a
- * signal is not printed. */
+/* rk_test_run_ranks with every rank's end in results[num_ranks], for tests that kill ranks. Output of ranks
+ * ended by a signal is not printed. */
 int rk_test_run_ranks_results(int32_t num_ranks, rk_test_rank_fn_t fn, void *user, int timeout_s,
                               struct rk_test_rank_result *results);
 
@@ -68,8 +68,8 @@ typedef int (*rk_test_world_fn_t)(struct rk_comm_world *world, void *user);
 int rk_test_run_world(int32_t num_ranks, const char *listen_host, rk_test_world_fn_t fn, void *user,
                       int timeout_s);
 
-/* The same for a row of a table of layouts, over Unix sockets: fails the test with the label of the row
- * unless all ranks passed. A row with more ranks than devices is skipped. */
+/* rk_test_run_world for a row of a table of layouts, over Unix sockets: fails the test with the label of the
+ * row unless all ranks passed. A row with more ranks than devices is skipped. */
 void rk_test_run_case(const char *label, int32_t num_ranks, rk_test_world_fn_t fn, const void *row,
                       int timeout_s);
 

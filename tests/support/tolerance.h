@@ -5,7 +5,8 @@
 /* Relative, fp32, where the order of a sum differs between the two sides (another layout, another library):
  * n * 2^-24 for the longest sums of the tiny models, with room for cancellation. */
 #define RK_TOL_F32_SUM 1e-5
-/* The same in f64, relative to the largest element: 1e-10 leaves five digits to the fp32 factors of kernels.
+/* RK_TOL_F32_SUM in f64, relative to the largest element: 1e-10 leaves five digits to the fp32 factors of
+ * kernels.
  */
 #define RK_TOL_F64_SUM 1e-10
 /* Relative, fp32, elementwise operations or short sums: a few ulps. */

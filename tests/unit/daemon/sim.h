@@ -20,7 +20,7 @@
 #define SIM_TAGS    512
 #define SIM_QUEUE   64
 
-/* Of the input of calls that have one. */
+/* Input of calls that have one. */
 #define SIM_TENSORS      3
 #define SIM_TENSOR_BYTES 64
 
@@ -77,7 +77,7 @@ extern struct sim *sim;
 bool sim_run(uint64_t seed, sim_defect_t defect);
 void sim_end(void);
 void sim_at(int64_t delay_ns, void (*run)(void *user), void *user);
-/* Of a message: mostly a millisecond, sometimes seconds. */
+/* Delay of a message: mostly a millisecond, sometimes seconds. */
 int64_t sim_delay_ns(void);
 
 /* --- sim_daemon.c --- */

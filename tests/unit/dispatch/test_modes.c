@@ -271,7 +271,8 @@ static bool has_one_pipeline(const char *order)
     return dense == expert;
 }
 
-/* Which rank gets which of the 8 items, and which ranks' results are collected, for the Megatron modes. */
+/* Checks the rank that gets each of the 8 items, and the ranks whose results are collected, for the Megatron
+ * modes. */
 static void check_order(const char *order, const int32_t *ranks, int32_t world_size)
 {
     static const char *const modes[] = {COMPUTE, "MEGATRON_COMPUTE",  "ND_COMPUTE",

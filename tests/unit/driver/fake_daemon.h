@@ -16,7 +16,7 @@ struct fake_daemon *fake_daemon_create(const char *address, int32_t rank, int32_
 void fake_daemon_destroy(struct fake_daemon *daemon);
 /* Applies to subsequent calls. */
 void fake_daemon_set_script(struct fake_daemon *daemon, fake_script_t script);
-/* The same for Configure, after the request has been read. */
+/* fake_daemon_set_script for Configure, after the request has been read. */
 void fake_daemon_set_configure(struct fake_daemon *daemon, fake_script_t script);
 /* The values of the last Execute. */
 uint64_t fake_daemon_seq(struct fake_daemon *daemon);

@@ -1,4 +1,4 @@
-/* Which of several failed ranks is reported as the cause, and the text of the message. */
+/* Cause that is reported of several failed ranks, and the text of the message. */
 #include "driver/driver_internal.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Which daemons of a group hold which parts, according to their own status. */
+/* Parts that the daemons of a group hold, according to their own status. */
 #include "driver/rk_group_report.h"
 
 #include <string.h>

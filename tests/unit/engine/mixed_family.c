@@ -9,10 +9,10 @@
 #define VALUES  RK_TEST_LATENT_VALUES
 #define ROTATED 64
 
-/* Of the declaration. */
+/* Activations of the declaration. */
 enum { QC, OUT, LSE, DOUT, DQC, DC, DVALUES, DVALUES_WIDE, NUM_ACTIVATIONS };
 
-/* Of this rank. */
+/* Weights and heads of this rank. */
 struct latent {
     struct rk_weight qc; /* [q; c]: queries and the cached tensor */
     struct rk_weight o;

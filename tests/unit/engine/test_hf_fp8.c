@@ -99,7 +99,7 @@ static void add_matrix(struct file *file, const struct rk_param *param, struct r
         scales[i] = (float)(1 + rk_rng_next_below(rng, 1000)) / 7000.0F;
 }
 
-/* Of all parameters of the model: matrices in FP8 but for the embedding, the head and the router. */
+/* File of all parameters of the model: matrices in FP8 but for the embedding, the head and the router. */
 static void make_file(struct file *file, const struct rk_model *model)
 {
     struct rk_rng rng;
@@ -192,7 +192,7 @@ static void open_model(struct rk_test_model *test, rk_dtype_t dtype)
         test, &(struct rk_test_model_spec){.config = BLOCKS_OF_128, .seed = 4, .dtype = dtype}));
 }
 
-/* Of one element of a parameter, by the file. */
+/* Value of one element of a parameter, by the file. */
 static double expected_of(const struct file *file, const struct rk_param *param, int64_t i, rk_dtype_t dtype)
 {
     int64_t at = find(file, param->name), row = i / param->shape[1], col = i % param->shape[1];

@@ -57,7 +57,7 @@ static void test_correction_bias_begins_with_zeros(void **state)
     rk_test_model_close(&test);
 }
 
-/* Of DeepSeek-V3 and Moonlight: 512 + 64 values a token and layer. */
+/* Cache of DeepSeek-V3 and Moonlight: 512 + 64 values a token and layer. */
 static void test_cache_is_one_tensor_of_the_latent(void **state)
 {
     struct rk_test_model test = open_model(WITH_RANK, RK_DTYPE_BF16, RK_NUMERICS_FAST);
@@ -100,7 +100,7 @@ static int64_t kept_bytes(const char *config)
 /* Goal: neither keys nor values are kept, nor queries that a latent makes; to the byte. */
 static void test_kept_activations_are_latents(void **state)
 {
-    /* Of three layers, in values of four bytes: residual and statistic in front of both blocks, [gate; up];
+    /* Three layers, in values of four bytes: residual and statistic in front of both blocks, [gate; up];
      * the product down, what attention gave, its lse, the statistics of the norms of the latents. */
     int64_t rest = 2 * (32 + 1) + 2 * 48, attention = 4 * 8 + 4, kv = 16 + 4 + 1;
 

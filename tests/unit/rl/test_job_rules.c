@@ -451,7 +451,7 @@ static void test_job_types_are_the_flows(void **state)
     rk_str_fini(&names);
 }
 
-/* Of jobs that train on examples; message NULL: no rule is violated. */
+/* Changes of jobs that train on examples; message NULL: no rule is violated. */
 static const struct {
     const char *changes[4];
     const char *message;

@@ -20,7 +20,7 @@ static struct rk_status *load(struct rk_config **job, const char *const *args)
 
 /* --- whole configurations --- */
 
-/* Of tests/golden/verl/defaults.tsv, which tests/golden/gen/verl_defaults.py makes. */
+/* Sizes of tests/golden/verl/defaults.tsv, which tests/golden/gen/verl_defaults.py makes. */
 #define NUM_LETTERS     52
 #define OVERRIDES_MAX   2048
 #define NEWEST_FSDP     "0.9.1 ppo fsdp"

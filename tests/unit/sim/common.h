@@ -25,7 +25,7 @@ struct sim_world {
 void sim_world_begin(struct sim_world *world, uint64_t seed);
 void sim_world_end(struct sim_world *world);
 
-/* Of the world that has begun last. */
+/* Failure of the world that has begun last. */
 void sim_fail(const char *fmt, ...) RK_PRINTF(1, 2);
 bool sim_chance(double probability); /* false once the faults are over */
 int64_t sim_between_ns(int64_t from_ms, int64_t to_ms);

@@ -111,7 +111,7 @@ bool sim_run(uint64_t seed, sim_defect_t defect);
 void sim_end(void);
 void sim_at(struct sim_process *process, int64_t delay_ns, void (*run)(void *user, uint64_t arg), void *user,
             uint64_t arg);
-/* The same for events of packets and threads, scaled by the seed's roughness. */
+/* sim_chance for events of packets and threads, scaled by the seed's roughness. */
 bool sim_weather(double probability);
 uint32_t sim_random(uint32_t count); /* below count */
 /* Lives as long as the seed; zeroed. */

@@ -47,7 +47,7 @@ struct rk_job *test_method_job(const char *role, const char *method, const char 
  * none. */
 void test_cluster_call(struct test_cluster *cluster, const char *role, const char *method,
                        const char *options, struct rk_batch *const *inputs, struct rk_job **jobs);
-/* The same on rank 0 of a cluster of one, asserting success. */
+/* test_cluster_call on rank 0 of a cluster of one, asserting success. */
 struct rk_job *test_call_ok(struct test_cluster *cluster, const char *role, const char *method,
                             const char *options, struct rk_batch *input);
 /* Text "{"model.hf_config": <the tiny Llama>, <more>}"; rk_free it. With RK_TEST_OFFLOAD everything is

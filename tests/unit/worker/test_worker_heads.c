@@ -13,7 +13,7 @@
 #define TOPK     3
 #define LIMIT    53 /* of 61 ids; the samples have only ids below it */
 
-/* Of the whole batch, rows in order. */
+/* Results of the whole batch, rows in order. */
 struct outcome {
     float values[2][ROWS * RESPONSE]; /* before and after the update */
     float scores[ROWS];

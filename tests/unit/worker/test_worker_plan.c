@@ -50,7 +50,7 @@ static char *options_of(int role)
     return role == ROLLOUT ? rk_format("{%s}", role_options[role]) : test_init_options(role_options[role]);
 }
 
-/* The same with plan_only after the plan that left `rooms`; NULL: the first plan. */
+/* options_of with plan_only after the plan that left `rooms`; NULL: the first plan. */
 static char *plan_options_of(int role, const struct rk_json *rooms)
 {
     char *init = options_of(role), *owner = options_of(0),

@@ -57,7 +57,7 @@ static void generate(struct test_cluster *cluster, int32_t rank, int64_t *tokens
     destroy_all(cluster, jobs);
 }
 
-/* The same with a rollout that shares the weights of an actor with this seed. */
+/* Generates with a rollout that shares the weights of an actor with this seed. */
 static void generate_shared(int seed, int64_t *tokens)
 {
     char *options = rk_format("\"megatron.seed\": %d", seed);
