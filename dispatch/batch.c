@@ -220,8 +220,3 @@ void rk_batch_set_meta(struct rk_batch *batch, const char *key, struct rk_json *
 {
     rk_json_set(own_meta(batch), key, value);
 }
-
-void rk_batch_remove_meta(struct rk_batch *batch, const char *key)
-{
-    rk_json_remove(own_meta(batch), key);
-}

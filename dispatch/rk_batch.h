@@ -86,7 +86,6 @@ struct rk_status *rk_batch_get_dense(const struct rk_batch *batch, const char *n
 /* meta: an object, never NULL. Borrowed for reading; set replaces one entry (steals the value). */
 const struct rk_json *rk_batch_meta(const struct rk_batch *batch);
 void rk_batch_set_meta(struct rk_batch *batch, const char *key, struct rk_json *value);
-void rk_batch_remove_meta(struct rk_batch *batch, const char *key);
 
 /* --- operations. New batches share columns where they can. Name lists are NULL-terminated. --- */
 struct rk_status *rk_batch_clone(struct rk_batch **out, const struct rk_batch *batch) RK_NODISCARD;

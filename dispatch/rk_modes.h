@@ -57,9 +57,6 @@ struct rk_status *rk_dispatch_create_method(struct rk_dispatch **out, const stru
                                             const char *role,
                                             const struct rk_mesh *(*find)(const void *user, const char *role),
                                             const void *user) RK_NODISCARD;
-/* From a table, for ND_COMPUTE over a mesh that the peer registered: chunk and collect flag of each rank. */
-struct rk_status *rk_dispatch_create_table(struct rk_dispatch **out, int32_t world_size,
-                                           const int32_t *chunk_of_rank, const bool *collects) RK_NODISCARD;
 void rk_dispatch_destroy(struct rk_dispatch *dispatch); /* NULL is a no-op */
 /* Names of all modes, NULL-terminated. */
 const char *const *rk_dispatch_mode_names(void);

@@ -98,7 +98,7 @@ struct rk_role_rank {
     struct rk_mesh_spec mesh;
     int32_t tp_rank, cp_rank, ep_rank, etp_rank, dp_rank, pp_rank;
     bool is_collect;
-    const char *state; /* of the role's model here: EMPTY, AWAKE, ASLEEP */
+    const char *state; /* of the role's model here: EMPTY, AWAKE */
     uint64_t weight_version;
 };
 

@@ -144,12 +144,7 @@ const char *rk_worker_cancel(struct rk_worker *worker, struct rk_job *job, bool 
 /* Aborts the communicators, whatever job is running: the lease lapsed, or a peer was lost. Any thread. */
 void rk_worker_abort_comm(struct rk_worker *worker, const char *reason);
 
-typedef enum rk_role_state {
-    RK_ROLE_STATE_EMPTY,
-    RK_ROLE_STATE_AWAKE,
-    RK_ROLE_STATE_ASLEEP,
-    RK_ROLE_STATE_COUNT
-} rk_role_state_t;
+typedef enum rk_role_state { RK_ROLE_STATE_EMPTY, RK_ROLE_STATE_AWAKE, RK_ROLE_STATE_COUNT } rk_role_state_t;
 const char *rk_role_state_name(rk_role_state_t state);
 
 #define RK_WORKER_MEMORY_KINDS 8

@@ -1,11 +1,10 @@
 /* Roles: the meaning of their names, and their states.
  *
- *   EMPTY --init_model--> AWAKE --sleep--> ASLEEP --wake--> AWAKE
- *   any --init_model again, mesh changed, models dropped--> EMPTY
+ *   EMPTY --init_model--> AWAKE
+ *   AWAKE --init_model again, mesh changed, models dropped--> EMPTY
  *
  * EMPTY    the role has a mesh and no model.
- * AWAKE    the parts that a method needs are on the device, or are loaded when it runs (residency.c).
- * ASLEEP   device memory released, host copies kept; no method runs. No call puts a role to sleep yet. */
+ * AWAKE    the parts that a method needs are on the device, or are loaded when it runs (residency.c). */
 #include "worker/worker_internal.h"
 
 #include <string.h>
@@ -25,18 +24,11 @@ static const struct rk_role_kind kinds[] = {
     {.bit = RK_ROLE_TEACHER_4, .head = "lm"},
 };
 
-static const bool next_ok[RK_ROLE_STATE_COUNT][RK_ROLE_STATE_COUNT] = {
-    [RK_ROLE_STATE_EMPTY] = {[RK_ROLE_STATE_AWAKE] = true},
-    [RK_ROLE_STATE_AWAKE] = {[RK_ROLE_STATE_ASLEEP] = true, [RK_ROLE_STATE_EMPTY] = true},
-    [RK_ROLE_STATE_ASLEEP] = {[RK_ROLE_STATE_AWAKE] = true, [RK_ROLE_STATE_EMPTY] = true},
-};
-
 const char *rk_role_state_name(rk_role_state_t state)
 {
     static const char *const names[RK_ROLE_STATE_COUNT] = {
         [RK_ROLE_STATE_EMPTY] = "EMPTY",
         [RK_ROLE_STATE_AWAKE] = "AWAKE",
-        [RK_ROLE_STATE_ASLEEP] = "ASLEEP",
     };
 
     RK_ASSERT(state < RK_ROLE_STATE_COUNT);
@@ -46,8 +38,7 @@ const char *rk_role_state_name(rk_role_state_t state)
 static void set_state(struct rk_worker *worker, struct rk_role *role, rk_role_state_t next)
 {
     RK_ASSERT_ENGINE_THREAD(worker);
-    RK_ASSERT(next < RK_ROLE_STATE_COUNT);
-    RK_ASSERT(next_ok[role->state][next]);
+    RK_ASSERT(role->state != next);
     role->state = next;
 }
 

@@ -150,7 +150,6 @@ static void ask_xids(struct rk_gpu *gpu, struct rk_gpu_sample *out)
             RK_ERROR("the GPU reports Xid %llu", event.data);
         }
     }
-    out->has_xids = gpu->events != NULL;
     out->num_xids = gpu->xids.num_xids;
     memcpy(out->xids, gpu->xids.xids, sizeof(out->xids));
 }

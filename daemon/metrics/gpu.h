@@ -25,7 +25,6 @@ struct rk_gpu_sample {
     double sm_clock_hertz, memory_clock_hertz;
     uint64_t ecc_uncorrected; /* errors since the driver was loaded */
     bool is_throttled_power, is_throttled_thermal;
-    bool has_xids; /* NVML tells of errors as they happen */
     int num_xids;
     struct {
         uint64_t xid, count; /* since the daemon was started; xid 0: all beyond the first RK_GPU_XIDS */

@@ -38,7 +38,42 @@ class Dispatch(unittest.TestCase):
         self.assertEqual(grid.coords[3], {"tp": 1, "cp": 0, "dp": 0, "pp": 0})
         nd = dispatch.create("ND_COMPUTE(rollout)", "actor", {"rollout": grid})
         self.assertEqual(nd.chunk_of_rank, {7: 0, 5: 0, 3: 0, 1: 0})
-        self.assertEqual(nd.collected, [5])
+        self.assertEqual(nd.collected, [7])
+
+    def test_every_mode(self):
+        """Goal: every mode's table as in tests/unit/dispatch/test_modes.c, 8 ranks, tp=2 dp=2 pp=2."""
+        grids = {"actor": self.grid(tp=2, pp=2)}
+        replicas, items, each = [0, 0, 1, 1, 0, 0, 1, 1], [0, 0, 2, 2, 1, 1, 3, 3], list(range(8))
+        tables = {
+            "RANK_ZERO": ("value", [0], [0]),
+            "ONE_TO_ALL": ("value", [0] * 8, each),
+            "ALL_TO_ALL": ("value", each, each),
+            "MEGATRON_COMPUTE": ("items", replicas, [4, 6]),
+            "MEGATRON_COMPUTE_PROTO": ("proto", replicas, [4, 6]),
+            "MEGATRON_PP_AS_DP": ("items", items, [0, 4, 2, 6]),
+            "MEGATRON_PP_AS_DP_PROTO": ("proto", items, [0, 4, 2, 6]),
+            "MEGATRON_PP_ONLY": ("value", [0] * 8, [0, 4]),
+            "DP_COMPUTE": ("items", each, each),
+            "DP_COMPUTE_PROTO": ("proto", each, each),
+            "DP_COMPUTE_METRIC": ("metric", each, each),
+            "ND_COMPUTE": ("proto", replicas, [4, 6]),
+        }
+        self.assertEqual(sorted(tables), sorted(dispatch.MODES))
+        for name, (payload, chunks, collected) in tables.items():
+            with self.subTest(name):
+                mode = dispatch.create(name, "actor", grids)
+                self.assertEqual(mode.mode.payload, payload)
+                self.assertEqual(mode.mode.pads, name in ("DP_COMPUTE_PROTO", "DP_COMPUTE_METRIC"))
+                self.assertEqual(mode.chunk_of_rank, dict(enumerate(chunks)))
+                self.assertEqual(mode.collected, collected)
+                self.assertEqual(mode.num_chunks, max(chunks) + 1)
+
+    def test_collector_of_a_rollout(self):
+        """Goal: with pp fastest stage 0 returns the results, as in the C driver; else the last stage does."""
+        grids = {"rollout": self.grid(tp=2, pp=2, order="pp-tp-dp")}
+        nd = dispatch.create("ND_COMPUTE(rollout)", "rollout", grids)
+        self.assertEqual([nd.chunk_of_rank[r] for r in range(8)], [0, 0, 0, 0, 1, 1, 1, 1])
+        self.assertEqual(nd.collected, [0, 4])
 
     def test_union(self):
         """Goal: ONE_TO_ALL(actor+rollout) reaches every rank of either mesh once, in rank order."""

@@ -43,7 +43,6 @@ static void test_rk_gpu_figures_have_base_units(void **state)
     assert_int_equal(sample.ecc_uncorrected, 2);
     assert_false(sample.is_throttled_power);
     assert_true(sample.is_throttled_thermal);
-    assert_true(sample.has_xids);
     assert_int_equal(sample.num_xids, RK_GPU_XIDS + 1);
     assert_int_equal(sample.xids[0].xid, 79);
     assert_int_equal(sample.xids[0].count, 2);
@@ -65,7 +64,6 @@ static void test_rk_gpu_missing_values_are_omitted(void **state)
     assert_false(sample.has_power);
     assert_false(sample.has_clocks);
     assert_true(sample.has_temperature);
-    assert_false(sample.has_xids);
     assert_int_equal(sample.num_xids, 0);
     rk_gpu_destroy(gpu);
 }

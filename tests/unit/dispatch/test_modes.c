@@ -470,58 +470,6 @@ static void test_create_method_goes_over_the_meshes_of_its_row(void **state)
     rk_mesh_destroy(meshes[1]);
 }
 
-/* --- tables that a peer registered --- */
-
-static const struct {
-    const char *label;
-    int32_t world_size;
-    int32_t chunk_of_rank[8];
-    bool collects[8];
-    const char *error; /* NULL: accepted */
-} tables[] = {
-    {"collected from 4 and 6", 8, {0, 0, 1, 1, 0, 0, 1, 1}, {[4] = true, [6] = true}, NULL},
-    {"not all ranks addressed", 4, {-1, 0, -1, 1}, {[1] = true, [3] = true}, NULL},
-    {"hole", 4, {0, 0, 2, 2}, {[0] = true, [2] = true}, "no rank receives chunk 1 of 3"},
-    {"a chunk that nobody is collected for",
-     4,
-     {0, 0, 1, 1},
-     {[0] = true},
-     "chunk 1 is collected from 0 ranks"},
-    {"a chunk collected twice",
-     4,
-     {0, 0, 1, 1},
-     {[0] = true, [1] = true, [2] = true},
-     "collected ranks must have ascending chunks, rank 1 has 0 after 0"},
-    {"collected in falling order", 4, {1, 1, 0, 0}, {[0] = true, [2] = true}, "rank 2 has 0 after 1"},
-    {"collected without a chunk", 4, {-1, 0, 0, 0}, {[0] = true}, "rank 0 is collected, but has no chunk"},
-    {"chunk below -1", 2, {-2, 0}, {[1] = true}, "rank 0 has chunk -2"},
-    {"more chunks than ranks", 2, {0, 2}, {[0] = true, [1] = true}, "rank 1 has chunk 2"},
-    {"no ranks", 0, {0}, {0}, "a table of 0 ranks"},
-};
-
-static void test_create_table(void **state)
-{
-    (void)state;
-    for (size_t i = 0; i < RK_ARRAY_LEN(tables); i++) {
-        struct rk_dispatch *dispatch;
-
-        print_message("%s\n", tables[i].label);
-        if (tables[i].error) {
-            assert_fails(rk_dispatch_create_table(&dispatch, tables[i].world_size, tables[i].chunk_of_rank,
-                                                  tables[i].collects),
-                         RK_INVALID_ARGUMENT, tables[i].error);
-            assert_null(dispatch);
-        } else {
-            assert_ok(rk_dispatch_create_table(&dispatch, tables[i].world_size, tables[i].chunk_of_rank,
-                                               tables[i].collects));
-            assert_int_equal(dispatch->payload, RK_PAYLOAD_PROTO);
-            assert_int_equal(dispatch->num_chunks, 2);
-            assert_int_equal(dispatch->num_collected, 2);
-            rk_dispatch_destroy(dispatch);
-        }
-    }
-}
-
 /* --- properties --- */
 
 struct sizes {
@@ -600,7 +548,6 @@ int main(void)
         cmocka_unit_test(test_create_union_addresses_every_rank_of_the_meshes_once),
         cmocka_unit_test(test_create_union_refuses_modes_that_count_chunks),
         cmocka_unit_test(test_create_method_goes_over_the_meshes_of_its_row),
-        cmocka_unit_test(test_create_table),
         cmocka_unit_test(test_create_random_meshes_cover_every_chunk),
     };
 

@@ -3,82 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 from rankd.batch import Batch
 from rankd.mesh import Grid, world_ranks
-
-_Rule = Callable[[Grid, int], int]
-_Mask = Callable[[Grid, int], bool]
-
-
-def _same(grid: Grid, rank: int) -> int:
-    return 0
-
-
-def _first_only(grid: Grid, rank: int) -> int:
-    return 0 if rank == grid.ranks[0] else -1
-
-
-def _rank(grid: Grid, rank: int) -> int:
-    return grid.ranks.index(rank)
-
-
-def _dp(grid: Grid, rank: int) -> int:
-    return grid.coords[rank]["dp"]
-
-
-def _item(grid: Grid, rank: int) -> int:
-    at = grid.coords[rank]
-    return (at["cp"] * grid.size["dp"] + at["dp"]) * grid.size["pp"] + at["pp"]
-
-
-def _all(grid: Grid, rank: int) -> bool:
-    return True
-
-
-def _first(grid: Grid, rank: int) -> bool:
-    return rank == grid.ranks[0]
-
-
-def _collector(grid: Grid, rank: int) -> bool:
-    return grid.is_collector(rank)
-
-
-def _tp0(grid: Grid, rank: int) -> bool:
-    return grid.coords[rank]["tp"] == 0
-
-
-def _stages(grid: Grid, rank: int) -> bool:
-    at = grid.coords[rank]
-    return at["tp"] == 0 and at["cp"] == 0 and at["dp"] == 0
-
+from rankd.modes import ROWS
 
 @dataclass(frozen=True)
 class Mode:
     """A row of the table. payload: "value" (the same for every rank, or an item each), "items", "proto" (a batch
-    that is split and joined)."""
+    that is split and joined), "metric". The others are names of coordinates (Grid.at)."""
 
     payload: str
     pads: bool
-    chunk: _Rule
-    collects: _Mask
+    receives: Tuple[str, ...]  # 0 in the ranks that get a chunk
+    chunk: Tuple[str, ...]  # count the chunks, slowest first
+    collects: Tuple[str, ...]  # 0 in the ranks whose results count
 
 
-MODES: Dict[str, Mode] = {
-    "RANK_ZERO": Mode("value", False, _first_only, _first),
-    "ONE_TO_ALL": Mode("value", False, _same, _all),
-    "ALL_TO_ALL": Mode("value", False, _rank, _all),
-    "MEGATRON_COMPUTE": Mode("items", False, _dp, _collector),
-    "MEGATRON_COMPUTE_PROTO": Mode("proto", False, _dp, _collector),
-    "MEGATRON_PP_AS_DP": Mode("items", False, _item, _tp0),
-    "MEGATRON_PP_AS_DP_PROTO": Mode("proto", False, _item, _tp0),
-    "MEGATRON_PP_ONLY": Mode("value", False, _same, _stages),
-    "DP_COMPUTE": Mode("items", False, _rank, _all),
-    "DP_COMPUTE_PROTO": Mode("proto", True, _rank, _all),
-    "DP_COMPUTE_METRIC": Mode("metric", True, _rank, _all),
-    "ND_COMPUTE": Mode("proto", False, _dp, _collector),
-}
+MODES: Dict[str, Mode] = {name: Mode(*row) for name, row in ROWS.items()}
+
+
+def _is_at(grid: Grid, rank: int, zeros: Sequence[str]) -> bool:
+    return all(grid.is_collector(rank) if name == "collector" else grid.at(rank, name)[0] == 0 for name in zeros)
+
+
+def _chunk(grid: Grid, rank: int, digits: Sequence[str]) -> int:
+    chunk = 0
+    for name in digits:
+        coordinate, size = grid.at(rank, name)
+        chunk = chunk * size + coordinate
+    return chunk
 
 
 class Dispatch:
@@ -96,9 +51,10 @@ class Dispatch:
             chunks = {rank: 0 for rank in world_ranks(grids)}
             self.collected = list(chunks)
         else:
-            chunks = {rank: self.mode.chunk(grids[0], rank) for rank in grids[0].ranks}
-            self.collected = [rank for rank in chunks if self.mode.collects(grids[0], rank)]
-        self.chunk_of_rank = {rank: chunk for rank, chunk in chunks.items() if chunk >= 0}
+            chunks = {rank: _chunk(grids[0], rank, self.mode.chunk) for rank in grids[0].ranks
+                      if _is_at(grids[0], rank, self.mode.receives)}
+            self.collected = [rank for rank in chunks if _is_at(grids[0], rank, self.mode.collects)]
+        self.chunk_of_rank = chunks
         self.num_chunks = max(self.chunk_of_rank.values()) + 1
         self.collected.sort(key=lambda rank: (self.chunk_of_rank[rank], rank))
 

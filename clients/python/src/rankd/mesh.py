@@ -56,20 +56,29 @@ class Grid:
         self.size = size
         self.world_size = world_size
         self.ranks = list(ranks)
+        named = [axis for axis in (mesh.order or ORDER_TRAIN).split("-") if axis in _AXES]
+        self._order = named + [axis for axis in _AXES if axis not in named]
         self.coords: Dict[int, Dict[str, int]] = {rank: self._coords(i) for i, rank in enumerate(self.ranks)}
 
     def _coords(self, index: int) -> Dict[str, int]:
-        named = [axis for axis in (self.mesh.order or ORDER_TRAIN).split("-") if axis in _AXES]
         coords = {}
-        for axis in named + [axis for axis in _AXES if axis not in named]:
+        for axis in self._order:
             coords[axis] = index % self.size[axis]
             index //= self.size[axis]
         return coords
 
+    def at(self, rank: int, name: str) -> Tuple[int, int]:
+        """The coordinate `name` of a rank and its size: an axis, or "rank", the position in the list of ranks."""
+        if name == "rank":
+            return self.ranks.index(rank), len(self.ranks)
+        return self.coords[rank][name], self.size[name]
+
     def is_collector(self, rank: int) -> bool:
-        """tp 0, cp 0, last pipeline stage: the rank that returns the results of its replica."""
+        """The rank that returns the results of its replica: tp 0, cp 0 and the last pipeline stage, which in a mesh
+        with pp fastest (a rollout's) is stage 0."""
         at = self.coords[rank]
-        return at["tp"] == 0 and at["cp"] == 0 and at["pp"] == self.size["pp"] - 1
+        stage = 0 if self._order[0] == "pp" else self.size["pp"] - 1
+        return at["tp"] == 0 and at["cp"] == 0 and at["pp"] == stage
 
 
 def world_ranks(grids: Sequence[Grid]) -> List[int]:
