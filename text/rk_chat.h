@@ -1,10 +1,10 @@
 /* Chat templates: the Jinja templates of Hugging Face models, rendered as transformers' apply_chat_template
  * does.
  *
- * The interpreter supports the constructs that published templates use (docs/data.md lists them). Other
- * constructs are UNIMPLEMENTED, with the template's line and the name, if possible when the template is
- * compiled. Untrusted input: size, nesting, work and output are bounded. Immutable after
- * creation. */
+ * The interpreter supports the constructs that published templates use (docs/data.md lists them). Others are
+ * UNIMPLEMENTED, with the template's line and the name: statements and operators when the template is
+ * compiled, filters, tests and methods when they are evaluated. Untrusted input: size, nesting, work and
+ * output are bounded. Immutable after creation. */
 #ifndef RK_CHAT_H
 #define RK_CHAT_H
 

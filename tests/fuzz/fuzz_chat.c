@@ -6,7 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "text/chat/render_internal.h"
+#include "text/chat/jinja_internal.h"
 #include "text/rk_chat.h"
 
 #define SEPARATOR "\n===\n"

@@ -1,377 +1,414 @@
-/* Expressions of a template. */
-#include "text/chat/render_internal.h"
+/* Expressions of a template, and calls: puts arguments into the order of parameters. */
+#include "text/chat/jinja_internal.h"
 
 #include <string.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 
-struct rk_status *rk_undefined_error(rk_value_t value)
+/* --- arguments --- */
+
+static void add_named(struct rk_render *r, struct rk_dict *named, rk_value_t name, rk_value_t value)
 {
-    RK_ASSERT(value.kind == RK_VALUE_UNDEFINED);
-    return RK_TEMPLATE_ERROR("'%s' is undefined", value.missing);
+    if (name.kind != RK_VALUE_STRING)
+        RK_RAISE(r, "an argument behind **: expected names, got a key of type %s", rk_value_type_name(name));
+    else if (rk_dict_find(r, named, name) >= 0)
+        RK_RAISE(r, "the argument '%.*s' is given twice", (int)RK_MIN(name.string->bytes, 64),
+                 name.string->data);
+    else
+        rk_dict_put(r, named, name, value);
 }
 
-static struct rk_status *eval_name(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
+static void add_rest(struct rk_render *r, const struct rk_node *arg, struct rk_actuals *out)
+{
+    rk_value_t value = rk_eval(r, arg->a);
+
+    if (arg->kind == RK_NODE_STAR) {
+        const struct rk_list *items = rk_value_items(r, value);
+
+        for (int64_t i = 0; i < items->count; i++)
+            rk_list_append(r, out->values, items->items[i]);
+    } else if (value.kind == RK_VALUE_DICT) {
+        for (int64_t i = 0; i < value.dict->count; i++)
+            add_named(r, out->named, value.dict->keys[i], value.dict->values[i]);
+    } else if (value.kind == RK_VALUE_UNDEFINED) {
+        rk_raise_undefined(r, value);
+    } else {
+        RK_RAISE(r, "an argument behind **: expected a dict, got %s", rk_value_type_name(value));
+    }
+}
+
+void rk_eval_actuals(struct rk_render *r, const struct rk_node *args, struct rk_actuals *out)
+{
+    out->values = rk_value_new_list(r, RK_VALUE_LIST).list;
+    out->named = rk_value_new_dict(r, RK_VALUE_DICT).dict;
+    for (const struct rk_node *arg = args; arg && !r->error; arg = arg->next) {
+        if (arg->kind == RK_NODE_NAMED)
+            add_named(r, out->named, arg->value, rk_eval(r, arg->a));
+        else if (arg->kind == RK_NODE_STAR || arg->kind == RK_NODE_STAR2)
+            add_rest(r, arg, out);
+        else
+            rk_list_append(r, out->values, rk_eval(r, arg));
+    }
+}
+
+int64_t rk_arg_int(struct rk_render *r, rk_value_t arg, const char *name, int64_t fallback)
+{
+    int64_t value = fallback;
+
+    if (arg.kind == RK_VALUE_UNDEFINED)
+        rk_raise_undefined(r, arg);
+    else if (arg.kind != RK_VALUE_UNSET && !rk_value_as_int(arg, &value))
+        RK_RAISE(r, "%s: expected an integer, got %s", name, rk_value_type_name(arg));
+    return value;
+}
+
+bool rk_arg_bool(rk_value_t arg, bool fallback)
+{
+    return arg.kind == RK_VALUE_UNSET ? fallback : rk_value_truth(arg);
+}
+
+struct rk_text *rk_arg_text(struct rk_render *r, rk_value_t arg, const char *name)
+{
+    if (arg.kind == RK_VALUE_UNSET || arg.kind == RK_VALUE_NONE)
+        return NULL;
+    return rk_arg_need_text(r, arg, name);
+}
+
+struct rk_text *rk_arg_need_text(struct rk_render *r, rk_value_t arg, const char *name)
+{
+    if (arg.kind == RK_VALUE_STRING)
+        return arg.string;
+    if (arg.kind == RK_VALUE_UNDEFINED)
+        rk_raise_undefined(r, arg);
+    else
+        RK_RAISE(r, "%s: expected a string, got %s", name, rk_value_type_name(arg));
+    return rk_value_new_text(r, "", 0).string;
+}
+
+/* --- rows of the tables --- */
+
+int rk_word_find(const char *words, const char *name, int64_t bytes)
+{
+    int index = 0;
+
+    for (const char *word = words; *word; index++) {
+        size_t word_bytes = strcspn(word, " ");
+
+        if (bytes == (int64_t)word_bytes && memcmp(name, word, word_bytes) == 0)
+            return index;
+        word += word_bytes + (word[word_bytes] == ' ');
+    }
+    return -1;
+}
+
+const struct rk_callable *rk_row_find(const struct rk_callable *rows, const struct rk_text *name)
+{
+    for (; rows->name; rows++) {
+        if ((int64_t)strlen(rows->name) == name->bytes &&
+            memcmp(rows->name, name->data, (size_t)name->bytes) == 0)
+            return rows;
+    }
+    return NULL;
+}
+
+/* Fills args in the order of the row's parameters, which are separated by blanks. */
+static void bind_row(struct rk_render *r, const struct rk_callable *row, struct rk_row_call *call)
+{
+    const struct rk_list *values = call->actuals->values;
+    int64_t num_named = 0;
+    int count = 0;
+
+    for (const char *p = row->params; *p; count++) {
+        size_t bytes = strcspn(p, " ");
+        const rk_value_t *named = rk_dict_find_text(call->actuals->named, p, bytes);
+
+        RK_ASSERT(count < RK_CALLABLE_MAX_PARAMS);
+        if (count < values->count)
+            call->args[count] = values->items[count];
+        else if (named)
+            call->args[count] = *named;
+        num_named += count >= values->count && named;
+        if (count < row->num_required && call->args[count].kind == RK_VALUE_UNSET)
+            RK_RAISE(r, "%s: argument %d of '%s' is missing", row->name, count + 1, row->params);
+        p += bytes + (p[bytes] == ' ');
+    }
+    if (values->count > count || num_named != call->actuals->named->count)
+        RK_RAISE(r, "%s: expected the arguments '%s'", row->name, row->params);
+}
+
+rk_value_t rk_call_row(struct rk_render *r, const struct rk_callable *row, rk_value_t self,
+                       const struct rk_actuals *actuals)
+{
+    struct rk_row_call call = {.self = self, .actuals = actuals, .variant = row->variant};
+
+    if (strcmp(row->params, "*") != 0)
+        bind_row(r, row, &call);
+    return r->error ? rk_value_undefined("") : row->run(r, &call);
+}
+
+rk_value_t rk_raise_unknown(struct rk_render *r, const struct rk_text *name, bool is_filter)
+{
+    static const char known[] =
+        "abs attr batch center e escape filesizeformat float forceescape format groupby "
+        "max min pprint random round slice striptags sum truncate urlencode urlize "
+        "wordcount wordwrap xmlattr escaped filter lower test upper";
+    const char *what = is_filter ? "filter" : "test";
+    int bytes = (int)RK_MIN(name->bytes, 64);
+
+    if (rk_word_find(known, name->data, name->bytes) >= 0)
+        return RK_REFUSE(r, "the %s '%.*s' is not supported", what, bytes, name->data);
+    return RK_RAISE(r, "there is no %s '%.*s'", what, bytes, name->data);
+}
+
+/* The filter or test of the node, applied to `input`. */
+static rk_value_t call_node(struct rk_render *r, const struct rk_node *node, rk_value_t input)
+{
+    struct rk_actuals actuals;
+
+    rk_eval_actuals(r, node->items, &actuals);
+    r->line = node->line;
+    return node->row ? rk_call_row(r, node->row, input, &actuals)
+                     : rk_raise_unknown(r, node->value.string, node->kind == RK_NODE_FILTER);
+}
+
+static rk_value_t eval_row(struct rk_render *r, const struct rk_node *node)
+{
+    return call_node(r, node, rk_eval(r, node->a));
+}
+
+rk_value_t rk_eval_filters(struct rk_render *r, const struct rk_node *node, rk_value_t input)
+{
+    if (node->a)
+        input = rk_eval_filters(r, node->a, input);
+    return call_node(r, node, input);
+}
+
+/* --- macros --- */
+
+/* Takes the member out of the dict; UNSET if there is none. */
+static rk_value_t take_named(struct rk_dict *dict, const struct rk_text *name)
+{
+    const rk_value_t *found = rk_dict_find_text(dict, name->data, (size_t)name->bytes);
+    rk_value_t value = {.kind = RK_VALUE_UNSET};
+    int64_t at = found ? found - dict->values : dict->count;
+
+    if (!found)
+        return value;
+    value = *found;
+    dict->count--;
+    memmove(dict->keys + at, dict->keys + at + 1, (size_t)(dict->count - at) * sizeof(value));
+    memmove(dict->values + at, dict->values + at + 1, (size_t)(dict->count - at) * sizeof(value));
+    return value;
+}
+
+/* Binds parameters, and the variable caller of macros that use it. */
+static void bind_macro(struct rk_render *r, const struct rk_node *macro, const struct rk_actuals *actuals)
+{
+    static const struct rk_text caller = {.data = "caller", .bytes = 6, .chars = 6};
+    bool has_caller = false;
+    int64_t i = 0;
+
+    for (const struct rk_node *param = macro->items; param && !r->error; param = param->next, i++) {
+        rk_value_t value = i < actuals->values->count ? actuals->values->items[i]
+                                                      : take_named(actuals->named, param->value.string);
+
+        if (value.kind == RK_VALUE_UNSET)
+            value = param->a ? rk_eval(r, param->a) : rk_value_undefined(param->value.string->data);
+        has_caller = has_caller || param->id == r->jinja->id_caller;
+        rk_scope_put(r, param->id, value);
+    }
+    if (macro->op && !has_caller) {
+        rk_value_t value = take_named(actuals->named, &caller);
+
+        if (value.kind == RK_VALUE_UNSET || value.kind == RK_VALUE_NONE)
+            value = rk_value_undefined("caller");
+        rk_scope_put(r, r->jinja->id_caller, value);
+    }
+    if (actuals->values->count > i)
+        RK_RAISE(r, "the macro takes %lld arguments, got %lld", (long long)i,
+                 (long long)actuals->values->count);
+    if (actuals->named->count > 0)
+        RK_RAISE(r, "the macro has no argument '%.*s'",
+                 (int)RK_MIN(actuals->named->keys[0].string->bytes, 64),
+                 actuals->named->keys[0].string->data);
+}
+
+static rk_value_t call_macro(struct rk_render *r, const struct rk_macro *macro,
+                             const struct rk_actuals *actuals)
+{
+    struct rk_scope *outer = r->scope;
+    rk_value_t text = rk_value_undefined("");
+
+    rk_scope_push(r, macro->scope);
+    bind_macro(r, macro->node, actuals);
+    if (!r->error)
+        text = rk_render_capture(r, macro->node->b);
+    r->scope = outer;
+    return text;
+}
+
+rk_value_t rk_call_value(struct rk_render *r, rk_value_t callee, const struct rk_actuals *actuals)
+{
+    const struct rk_bound_method *method = callee.kind == RK_VALUE_METHOD ? callee.method : NULL;
+
+    if (callee.kind == RK_VALUE_UNDEFINED)
+        return rk_raise_undefined(r, callee);
+    if (callee.kind == RK_VALUE_FUNCTION)
+        return rk_call_row(r, callee.function, rk_value_none(), actuals);
+    if (callee.kind == RK_VALUE_MACRO)
+        return call_macro(r, callee.macro, actuals);
+    if (!method)
+        return RK_RAISE(r, "a value of type %s cannot be called", rk_value_type_name(callee));
+    if (method->self.kind == RK_VALUE_STRING && method->self.string->is_markup)
+        return RK_REFUSE(r, "methods of the result of |safe are not supported");
+    return rk_call_row(r, method->row, method->self, actuals);
+}
+
+/* --- expressions --- */
+
+static rk_value_t eval_name(struct rk_render *r, const struct rk_node *node)
 {
     const struct rk_callable *function;
 
     for (const struct rk_scope *scope = r->scope; scope; scope = scope->parent) {
-        RK_TRY(rk_render_step(r, scope->count / 8));
+        (void)rk_render_step(r, scope->count / 8);
         for (int32_t i = 0; i < scope->count; i++) {
-            if (scope->bindings[i].id == node->id) {
-                *out = scope->bindings[i].value;
-                return NULL;
-            }
+            if (scope->bindings[i].id == node->id)
+                return scope->bindings[i].value;
         }
     }
-    function = rk_jinja_function_find(node->value.string->data);
-    if (function)
-        *out = (rk_value_t){.kind = RK_VALUE_FUNCTION, .function = function};
-    else
-        *out = rk_value_undefined(node->value.string->data);
-    return NULL;
+    function = rk_jinja_function_find(node->value.string);
+    return function ? (rk_value_t){.kind = RK_VALUE_FUNCTION, .function = function}
+                    : rk_value_undefined(node->value.string->data);
 }
 
-static struct rk_status *eval_sequence(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
+static rk_value_t eval_sequence(struct rk_render *r, const struct rk_node *node)
 {
-    RK_TRY(rk_value_new_list(r, out, node->kind == RK_NODE_LIST ? RK_VALUE_LIST : RK_VALUE_TUPLE,
-                             node->num_items));
-    for (int32_t i = 0; i < node->num_items; i++) {
-        rk_value_t item;
+    rk_value_t list = rk_value_new_list(r, node->kind == RK_NODE_LIST ? RK_VALUE_LIST : RK_VALUE_TUPLE);
 
-        RK_TRY(rk_eval(r, node->items[i], &item));
-        RK_TRY(rk_list_append(r, out->list, item));
-    }
-    return NULL;
+    for (const struct rk_node *item = node->items; item && !r->error; item = item->next)
+        rk_list_append(r, list.list, rk_eval(r, item));
+    return list;
 }
 
-static struct rk_status *eval_dict(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
+static rk_value_t eval_dict(struct rk_render *r, const struct rk_node *node)
 {
-    RK_TRY(rk_value_new_dict(r, out, RK_VALUE_DICT, node->num_items / 2));
-    for (int32_t i = 0; i < node->num_items; i += 2) {
-        rk_value_t key, value;
+    rk_value_t dict = rk_value_new_dict(r, RK_VALUE_DICT);
 
-        RK_TRY(rk_eval(r, node->items[i], &key));
-        RK_TRY(rk_eval(r, node->items[i + 1], &value));
-        RK_TRY(rk_dict_put(r, out->dict, key, value));
+    for (const struct rk_node *key = node->items; key && !r->error; key = key->next->next) {
+        rk_value_t name = rk_eval(r, key);
+
+        rk_dict_put(r, dict.dict, name, rk_eval(r, key->next));
     }
-    return NULL;
+    return dict;
 }
 
-static struct rk_status *eval_slice(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
+static rk_value_t eval_access(struct rk_render *r, const struct rk_node *node)
 {
-    rk_value_t object, bounds[3] = {{.kind = RK_VALUE_UNSET}};
+    rk_value_t object = rk_eval(r, node->a), keys[3] = {{.kind = RK_VALUE_UNSET}};
+    const struct rk_node *bound = node->items;
 
-    RK_TRY(rk_eval(r, node->a, &object));
-    for (int32_t i = 0; i < 3; i++) {
-        if (node->items[i])
-            RK_TRY(rk_eval(r, node->items[i], &bounds[i]));
-    }
-    return rk_get_slice(r, object, bounds, out);
-}
-
-/* Evaluates what follows * and ** in a call; both are empty without. */
-static struct rk_status *eval_rest(struct rk_render *r, const struct rk_node_args *args, rk_value_t *rest,
-                                   rk_value_t *named_rest)
-{
-    rk_value_t value;
-
-    RK_TRY(rk_value_new_list(r, rest, RK_VALUE_LIST, 0));
-    RK_TRY(rk_value_new_dict(r, named_rest, RK_VALUE_DICT, 0));
-    if (args->rest) {
-        RK_TRY(rk_eval(r, args->rest, &value));
-        RK_TRY(rk_value_to_list(r, value, rest));
-    }
-    if (!args->named_rest)
-        return NULL;
-    RK_TRY(rk_eval(r, args->named_rest, &value));
-    if (value.kind == RK_VALUE_UNDEFINED)
-        return rk_undefined_error(value);
-    if (value.kind != RK_VALUE_DICT)
-        return RK_TEMPLATE_ERROR("an argument behind **: expected a dict, got %s", rk_value_type_name(value));
-    *named_rest = value;
-    return NULL;
-}
-
-/* Appends the members of a dict to the named arguments of a call. */
-static struct rk_status *add_named_rest(struct rk_render *r, const struct rk_dict *dict, rk_value_t *names,
-                                        rk_value_t *named, int64_t num_named)
-{
-    for (int64_t i = 0; i < dict->count; i++) {
-        if (dict->keys[i].kind != RK_VALUE_STRING)
-            return RK_TEMPLATE_ERROR("an argument behind **: expected names, got a key of type %s",
-                                     rk_value_type_name(dict->keys[i]));
-        for (int64_t k = 0; k < num_named; k++) {
-            bool is_same;
-
-            RK_TRY(rk_value_equal(r, names[k], dict->keys[i], &is_same));
-            if (is_same)
-                return RK_TEMPLATE_ERROR("the argument '%.*s' is given twice",
-                                         (int)RK_MIN(dict->keys[i].string->bytes, 64),
-                                         dict->keys[i].string->data);
-        }
-        names[num_named + i] = dict->keys[i];
-        named[num_named + i] = dict->values[i];
-    }
-    return NULL;
-}
-
-static struct rk_status *eval_actuals(struct rk_render *r, const struct rk_node_args *args,
-                                      struct rk_actuals *out)
-{
-    rk_value_t *values, *names, *named, rest = {.kind = RK_VALUE_UNSET}, named_rest = rest;
-    int64_t num_rest = 0, num_named_rest = 0;
-    void *memory;
-
-    if (args->rest || args->named_rest) {
-        RK_TRY(eval_rest(r, args, &rest, &named_rest));
-        num_rest = rest.list->count;
-        num_named_rest = named_rest.dict->count;
-    }
-    *out = (struct rk_actuals){.num_values = args->num_values + num_rest,
-                               .num_named = args->num_named + num_named_rest};
-    if (out->num_values + out->num_named == 0)
-        return NULL;
-    RK_TRY(rk_render_alloc(r, &memory, (size_t)(out->num_values + 2 * out->num_named) * sizeof(*values)));
-    values = memory;
-    named = values + out->num_values;
-    names = named + out->num_named;
-    for (int32_t i = 0; i < args->num_values; i++)
-        RK_TRY(rk_eval(r, args->values[i], &values[i]));
-    for (int64_t i = 0; i < num_rest; i++)
-        values[args->num_values + i] = rest.list->items[i];
-    for (int32_t i = 0; i < args->num_named; i++) {
-        RK_TRY(rk_eval(r, args->named[i], &named[i]));
-        names[i] = args->names[i];
-    }
-    if (num_named_rest > 0)
-        RK_TRY(add_named_rest(r, named_rest.dict, names, named, args->num_named));
-    out->values = values;
-    out->named = named;
-    out->names = names;
-    return NULL;
-}
-
-static struct rk_status *eval_call(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
-{
-    struct rk_actuals actuals;
-    rk_value_t callee;
-
-    RK_TRY(rk_eval(r, node->a, &callee));
-    RK_TRY(eval_actuals(r, &node->args, &actuals));
+    if (node->kind == RK_NODE_ITEM)
+        keys[0] = rk_eval(r, node->b);
+    for (int i = 0; bound; bound = bound->next, i++)
+        keys[i] = rk_eval(r, bound);
     r->line = node->line;
-    return rk_call_value(r, callee, &actuals, out);
+    if (r->error)
+        return object;
+    if (node->kind == RK_NODE_SLICE)
+        return rk_get_slice(r, object, keys);
+    return node->kind == RK_NODE_ITEM ? rk_get_item(r, object, keys[0]) : rk_get_attr(r, object, node->value);
 }
 
-struct rk_status *rk_unknown_row(const struct rk_node *node)
+static rk_value_t eval_call(struct rk_render *r, const struct rk_node *node)
 {
-    bool is_filter = node->kind == RK_NODE_FILTER;
-    char *name = rk_strndup(node->value.string->data, (size_t)node->value.string->bytes);
-    bool is_known = is_filter ? rk_jinja_filter_is_known(name) : rk_jinja_test_is_known(name);
-    struct rk_status *st =
-        is_known ? RK_FAIL(RK_UNIMPLEMENTED, "%s '%s' is not supported", is_filter ? "filter" : "test", name)
-                 : RK_TEMPLATE_ERROR("there is no %s '%s'", is_filter ? "filter" : "test", name);
-
-    rk_free(name);
-    return st;
-}
-
-static struct rk_status *call_row_of(struct rk_render *r, const struct rk_node *node, rk_value_t input,
-                                     rk_value_t *out)
-{
+    rk_value_t callee = rk_eval(r, node->a);
     struct rk_actuals actuals;
 
-    RK_TRY(eval_actuals(r, &node->args, &actuals));
+    rk_eval_actuals(r, node->items, &actuals);
     r->line = node->line;
-    return node->row ? rk_call_row(r, node->row, input, &actuals, out) : rk_unknown_row(node);
+    return r->error ? callee : rk_call_value(r, callee, &actuals);
 }
 
-struct rk_status *rk_eval_filter(struct rk_render *r, const struct rk_node *node, rk_value_t input,
-                                 rk_value_t *out)
-{
-    if (node->a && node->a->kind == RK_NODE_FILTER)
-        RK_TRY(rk_eval_filter(r, node->a, input, &input));
-    return call_row_of(r, node, input, out);
-}
-
-static struct rk_status *eval_row(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
-{
-    rk_value_t input;
-
-    RK_TRY(rk_eval(r, node->a, &input));
-    return call_row_of(r, node, input, out);
-}
-
-static struct rk_status *eval_concat(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
+static rk_value_t eval_concat(struct rk_render *r, const struct rk_node *node)
 {
     struct rk_str text = {0};
-    struct rk_status *st = NULL;
 
-    for (int32_t i = 0; !st && i < node->num_items; i++) {
-        rk_value_t item;
-
-        st = rk_eval(r, node->items[i], &item);
-        if (!st)
-            st = rk_value_format(r, item, &text);
-    }
-    if (!st)
-        return rk_value_take_string(r, out, &text);
-    rk_str_fini(&text);
-    return st;
+    rk_value_format(r, rk_eval(r, node->a), &text);
+    rk_value_format(r, rk_eval(r, node->b), &text);
+    return rk_value_take_string(r, &text);
 }
 
-static struct rk_status *compare(struct rk_render *r, int32_t op, rk_value_t a, rk_value_t b, bool *out)
-{
-    bool is_equal = false;
-
-    switch (op) {
-    case RK_OP2('=', '='):
-        return rk_value_equal(r, a, b, out);
-    case RK_OP2('!', '='):
-        RK_TRY(rk_value_equal(r, a, b, out));
-        *out = !*out;
-        return NULL;
-    case '<':
-        return rk_value_less(r, a, b, out);
-    case '>':
-        return rk_value_less(r, b, a, out);
-    case 'i':
-        return rk_value_contains(r, b, a, out);
-    case 'n':
-        RK_TRY(rk_value_contains(r, b, a, out));
-        *out = !*out;
-        return NULL;
-    default:
-        break;
-    }
-    RK_TRY(op == RK_OP2('<', '=') ? rk_value_less(r, a, b, out) : rk_value_less(r, b, a, out));
-    RK_TRY(rk_value_equal(r, a, b, &is_equal));
-    *out |= is_equal;
-    return NULL;
-}
-
-/* a < b < c: each operand is evaluated once, and only while the previous comparisons are true. */
-static struct rk_status *eval_compare(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
-{
-    rk_value_t left, right;
-    bool is_true = true;
-
-    RK_TRY(rk_eval(r, node->a, &left));
-    for (int32_t i = 0; is_true && i < node->num_items; i++) {
-        RK_TRY(rk_eval(r, node->items[i]->b, &right));
-        RK_TRY(compare(r, node->items[i]->op, left, right, &is_true));
-        left = right;
-    }
-    *out = rk_value_bool(is_true);
-    return NULL;
-}
-
-/* `and` and `or` return one of their operands. */
-static struct rk_status *eval_logic(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
-{
-    bool is_true;
-
-    RK_TRY(rk_eval(r, node->a, out));
-    RK_TRY(rk_value_truth(r, *out, &is_true));
-    return is_true == (node->kind == RK_NODE_AND) ? rk_eval(r, node->b, out) : NULL;
-}
-
-static struct rk_status *eval_cond(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
-{
-    bool is_true;
-
-    RK_TRY(rk_eval_truth(r, node->a, &is_true));
-    if (is_true)
-        return rk_eval(r, node->b, out);
-    if (node->c)
-        return rk_eval(r, node->c, out);
-    *out = rk_value_undefined("the value of an if without else");
-    return NULL;
-}
-
-static struct rk_status *eval_unary(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
-{
-    rk_value_t value;
-    int64_t integer;
-    bool is_true;
-
-    if (node->kind == RK_NODE_NOT) {
-        RK_TRY(rk_eval_truth(r, node->a, &is_true));
-        *out = rk_value_bool(!is_true);
-        return NULL;
-    }
-    RK_TRY(rk_eval(r, node->a, &value));
-    if (node->kind == RK_NODE_NEG)
-        return rk_negate(r, value, out);
-    if (value.kind == RK_VALUE_UNDEFINED)
-        return rk_undefined_error(value);
-    if (!rk_value_is_number(value))
-        return RK_TEMPLATE_ERROR("unary + of a value of type %s", rk_value_type_name(value));
-    *out = rk_value_as_int(value, &integer) ? rk_value_int(integer) : value;
-    return NULL;
-}
-
-static struct rk_status *eval_access(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
-{
-    rk_value_t object, key;
-
-    RK_TRY(rk_eval(r, node->a, &object));
-    if (node->kind == RK_NODE_ATTR) {
-        r->line = node->line;
-        return rk_get_attr(r, object, node->value, out);
-    }
-    RK_TRY(rk_eval(r, node->b, &key));
-    r->line = node->line;
-    return rk_get_item(r, object, key, out);
-}
-
-static struct rk_status *eval_binary(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
+static rk_value_t eval_binary(struct rk_render *r, const struct rk_node *node)
 {
     rk_value_t a, b;
 
-    RK_TRY(rk_eval(r, node->a, &a));
-    RK_TRY(rk_eval(r, node->b, &b));
+    if (node->op == '~')
+        return eval_concat(r, node);
+    a = rk_eval(r, node->a);
+    b = rk_eval(r, node->b);
     r->line = node->line;
-    return rk_binary(r, node->op, a, b, out);
+    if (r->error)
+        return a;
+    return node->kind == RK_NODE_COMPARE ? rk_value_bool(rk_compare(r, node->op, a, b))
+                                         : rk_binary(r, node->op, a, b);
 }
 
-typedef struct rk_status *(*eval_fn_t)(struct rk_render *r, const struct rk_node *node, rk_value_t *out);
+/* `and` and `or` return one of their operands. */
+static rk_value_t eval_logic(struct rk_render *r, const struct rk_node *node)
+{
+    rk_value_t value = rk_eval(r, node->a);
 
-static struct rk_status *eval_const(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
+    return rk_value_truth(value) == (node->kind == RK_NODE_AND) ? rk_eval(r, node->b) : value;
+}
+
+static rk_value_t eval_cond(struct rk_render *r, const struct rk_node *node)
+{
+    if (rk_eval_truth(r, node->a))
+        return rk_eval(r, node->b);
+    return node->c ? rk_eval(r, node->c) : rk_value_undefined("the value of an if without else");
+}
+
+static rk_value_t eval_not(struct rk_render *r, const struct rk_node *node)
+{
+    return rk_value_bool(!rk_eval_truth(r, node->a));
+}
+
+static rk_value_t eval_negative(struct rk_render *r, const struct rk_node *node)
+{
+    return rk_negate(r, rk_eval(r, node->a));
+}
+
+static rk_value_t eval_const(struct rk_render *r, const struct rk_node *node)
 {
     (void)r;
-    *out = node->value;
-    return NULL;
+    return node->value;
 }
+
+typedef rk_value_t (*eval_fn_t)(struct rk_render *r, const struct rk_node *node);
 
 static const eval_fn_t evaluators[RK_NODE_KIND_COUNT] = {
-    [RK_NODE_CONST] = eval_const,   [RK_NODE_NAME] = eval_name,       [RK_NODE_TUPLE] = eval_sequence,
-    [RK_NODE_LIST] = eval_sequence, [RK_NODE_DICT] = eval_dict,       [RK_NODE_ATTR] = eval_access,
-    [RK_NODE_ITEM] = eval_access,   [RK_NODE_SLICE] = eval_slice,     [RK_NODE_CALL] = eval_call,
-    [RK_NODE_FILTER] = eval_row,    [RK_NODE_TEST] = eval_row,        [RK_NODE_NOT] = eval_unary,
-    [RK_NODE_NEG] = eval_unary,     [RK_NODE_POS] = eval_unary,       [RK_NODE_BINARY] = eval_binary,
-    [RK_NODE_CONCAT] = eval_concat, [RK_NODE_COMPARE] = eval_compare, [RK_NODE_AND] = eval_logic,
-    [RK_NODE_OR] = eval_logic,      [RK_NODE_COND] = eval_cond,
+    [RK_NODE_CONST] = eval_const,   [RK_NODE_NAME] = eval_name,     [RK_NODE_TUPLE] = eval_sequence,
+    [RK_NODE_LIST] = eval_sequence, [RK_NODE_DICT] = eval_dict,     [RK_NODE_ATTR] = eval_access,
+    [RK_NODE_ITEM] = eval_access,   [RK_NODE_SLICE] = eval_access,  [RK_NODE_CALL] = eval_call,
+    [RK_NODE_FILTER] = eval_row,    [RK_NODE_TEST] = eval_row,      [RK_NODE_NOT] = eval_not,
+    [RK_NODE_NEG] = eval_negative,  [RK_NODE_BINARY] = eval_binary, [RK_NODE_COMPARE] = eval_binary,
+    [RK_NODE_AND] = eval_logic,     [RK_NODE_OR] = eval_logic,      [RK_NODE_COND] = eval_cond,
 };
 
-struct rk_status *rk_eval(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
+rk_value_t rk_eval(struct rk_render *r, const struct rk_node *node)
 {
-    struct rk_status *st;
+    rk_value_t value = rk_value_undefined("");
 
     RK_ASSERT(evaluators[node->kind] != NULL);
-    RK_TRY(rk_render_step(r, 1));
-    if (++r->depth > RK_JINJA_DEPTH_MAX)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "evaluation is nested deeper than %d", RK_JINJA_DEPTH_MAX);
-    st = evaluators[node->kind](r, node, out);
+    if (rk_render_enter(r))
+        value = evaluators[node->kind](r, node);
     r->depth--;
-    return st;
+    return value;
 }
 
-struct rk_status *rk_eval_truth(struct rk_render *r, const struct rk_node *node, bool *out)
+bool rk_eval_truth(struct rk_render *r, const struct rk_node *node)
 {
-    rk_value_t value;
-
-    RK_TRY(rk_eval(r, node, &value));
-    return rk_value_truth(r, value, out);
+    return rk_value_truth(rk_eval(r, node));
 }

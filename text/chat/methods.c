@@ -1,144 +1,307 @@
-/* Methods of dicts and lists, as in Python, and the tables of all methods. */
-#include "text/chat/filters_internal.h"
+/* The methods of texts, dicts and lists. */
+#include "text/chat/jinja_internal.h"
 
 #include <string.h>
 
-#define METHOD(name) \
-    static struct rk_status *name(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call)
+#include "base/rk_alloc.h"
+
+#define METHOD(name) static rk_value_t name(struct rk_render *r, const struct rk_row_call *call)
+
+/* --- texts --- */
+
+METHOD(run_strip)
+{
+    const struct rk_text *chars = rk_arg_text(r, call->args[0], "strip");
+    struct rk_text rest;
+
+    (void)rk_render_step(r, call->self.string->bytes / 64);
+    rest = rk_text_strip(call->self.string, chars, call->variant);
+    return rk_value_new_text(r, rest.data, rest.bytes);
+}
+
+METHOD(run_text_case)
+{
+    struct rk_str text = {0};
+
+    if (rk_render_step(r, call->self.string->bytes / 16))
+        rk_text_case(call->self.string, (rk_case_t)call->variant, &text);
+    return rk_value_take_string(r, &text);
+}
+
+METHOD(run_text_replace)
+{
+    const struct rk_text *old = rk_arg_need_text(r, call->args[0], "replace");
+    const struct rk_text *new_text = rk_arg_need_text(r, call->args[1], "replace");
+
+    return rk_text_replace(r, call->self.string, old, new_text, rk_arg_int(r, call->args[2], "replace", -1));
+}
+
+METHOD(run_text_join)
+{
+    const struct rk_list *items = rk_value_items(r, call->args[0]);
+    struct rk_str text = {0};
+
+    for (int64_t i = 0; i < items->count && !r->error; i++) {
+        const struct rk_text *item = rk_arg_need_text(r, items->items[i], "join");
+
+        if (i > 0)
+            rk_text_append(r, &text, call->self.string->data, call->self.string->bytes);
+        rk_text_append(r, &text, item->data, item->bytes);
+    }
+    return rk_value_take_string(r, &text);
+}
+
+static bool has_side(const struct rk_text *text, const struct rk_text *part, bool is_end)
+{
+    int64_t at = is_end ? text->bytes - part->bytes : 0;
+
+    return part->bytes <= text->bytes &&
+           (part->bytes == 0 || memcmp(text->data + at, part->data, (size_t)part->bytes) == 0);
+}
+
+/* startswith, endswith: one text, or any of a tuple. */
+METHOD(run_has_side)
+{
+    rk_value_t parts = call->args[0], self = call->self;
+    bool is_found = false;
+
+    if (call->args[1].kind != RK_VALUE_UNSET) {
+        rk_value_t bounds[3] = {call->args[1], call->args[2], {.kind = RK_VALUE_UNSET}};
+
+        self = rk_get_slice(r, self, bounds);
+    }
+    if (parts.kind != RK_VALUE_TUPLE) {
+        parts = rk_value_new_list(r, RK_VALUE_TUPLE);
+        rk_list_append(r, parts.list, call->args[0]);
+    }
+    for (int64_t i = 0; i < parts.list->count && !r->error; i++) {
+        const struct rk_text *part = rk_arg_need_text(r, parts.list->items[i], "startswith, endswith");
+
+        is_found = is_found || has_side(self.string, part, call->variant);
+    }
+    return rk_value_bool(is_found);
+}
+
+/* removeprefix, removesuffix */
+METHOD(run_remove)
+{
+    const struct rk_text *text = call->self.string, *part = rk_arg_need_text(r, call->args[0], "remove");
+    int64_t bytes = has_side(text, part, call->variant) ? part->bytes : 0;
+
+    return rk_value_new_text(r, text->data + (call->variant ? 0 : bytes), text->bytes - bytes);
+}
+
+enum find { FIND, RFIND, INDEX };
+
+/* First or last position, in characters. */
+METHOD(run_find)
+{
+    const struct rk_text *part = rk_arg_need_text(r, call->args[0], "find");
+    struct rk_text head = *call->self.string;
+    int64_t found = -1;
+
+    for (int64_t next = 0; next >= 0 && (found < 0 || call->variant == RFIND) && rk_render_step(r, 1);) {
+        next = rk_text_find(call->self.string, part, found + 1);
+        (void)rk_render_step(r, (next < 0 ? head.bytes - found : next - found) / 16);
+        found = next < 0 ? found : next;
+        next = next < 0 ? -1 : next;
+    }
+    if (found < 0 && call->variant == INDEX)
+        return RK_RAISE(r, "index: the text is not there");
+    head.bytes = found;
+    head.chars = -1;
+    return rk_value_int(found < 0 ? -1 : rk_text_chars(&head));
+}
+
+METHOD(run_text_count)
+{
+    const struct rk_text *part = rk_arg_need_text(r, call->args[0], "count");
+    int64_t count = 0, at = 0;
+
+    if (part->bytes == 0)
+        return rk_value_int(rk_value_length(r, call->self) + 1);
+    (void)rk_render_step(r, call->self.string->bytes / 16);
+    for (; (at = rk_text_find(call->self.string, part, at)) >= 0; at += part->bytes)
+        count++;
+    return rk_value_int(count);
+}
+
+static void append_part(struct rk_render *r, rk_value_t parts, const struct rk_text *text, int64_t begin,
+                        int64_t end)
+{
+    rk_list_append(r, parts.list, rk_value_new_text(r, text->data + begin, end - begin));
+}
+
+/* Splits at runs of white space, ignoring it at the ends. The rest after `max` splits is one part. */
+static void split_space(struct rk_render *r, const struct rk_text *text, int64_t max, rk_value_t parts)
+{
+    struct rk_text rest = rk_text_strip(text, NULL, RK_STRIP_LEFT);
+
+    for (; rest.bytes > 0 && rk_render_step(r, 1); max--) {
+        int64_t end = 0;
+        int size;
+
+        while (max != 0 && end < rest.bytes && !rk_code_point_is_space(rk_utf8_read(rest.data + end, &size)))
+            end += size;
+        append_part(r, parts, &rest, 0, max == 0 ? rest.bytes : end);
+        rest = (struct rk_text){.data = rest.data + end, .bytes = max == 0 ? 0 : rest.bytes - end};
+        rest = rk_text_strip(&rest, NULL, RK_STRIP_LEFT);
+    }
+}
+
+/* split, and rsplit at a separator: splits into all parts, then joins the surplus at the beginning. */
+METHOD(run_split)
+{
+    const struct rk_text *text = call->self.string, *separator = rk_arg_text(r, call->args[0], "split");
+    int64_t max = rk_arg_int(r, call->args[1], "split", -1), from = 0, found, surplus;
+    bool is_right = call->variant;
+    rk_value_t parts = rk_value_new_list(r, RK_VALUE_LIST);
+
+    (void)rk_render_step(r, text->bytes / 16);
+    if (!separator && is_right && max >= 0)
+        return RK_REFUSE(r, "rsplit at white space with a limit is not supported");
+    if (separator && separator->bytes == 0)
+        return RK_RAISE(r, "split: the separator is empty");
+    if (!separator) {
+        split_space(r, text, max, parts);
+        return parts;
+    }
+    for (int64_t left = is_right ? -1 : max; left != 0 && !r->error; left--) {
+        found = rk_text_find(text, separator, from);
+        if (found < 0)
+            break;
+        append_part(r, parts, text, from, found);
+        from = found + separator->bytes;
+    }
+    append_part(r, parts, text, from, text->bytes);
+    surplus = is_right && max >= 0 ? parts.list->count - 1 - max : 0;
+    if (surplus > 0 && !r->error) {
+        const struct rk_text *last = parts.list->items[surplus].string;
+
+        parts.list->items += surplus;
+        parts.list->count -= surplus;
+        parts.list->capacity -= surplus;
+        parts.list->items[0] = rk_value_new_text(r, text->data, last->data + last->bytes - text->data);
+    }
+    return parts;
+}
+
+METHOD(run_splitlines)
+{
+    if (rk_arg_bool(call->args[0], false))
+        return RK_REFUSE(r, "splitlines with line ends is not supported");
+    return rk_text_lines(r, call->self.string);
+}
 
 /* --- dicts and lists --- */
 
-static struct rk_status *new_view(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call,
-                                  rk_view_kind_t kind)
+METHOD(run_view)
 {
-    void *view;
-
-    RK_TRY(rk_render_alloc(r, &view, sizeof(*out->view)));
-    *out = (rk_value_t){.kind = RK_VALUE_VIEW, .view = view};
-    *out->view = (struct rk_view){kind, call->self.dict};
-    return NULL;
-}
-
-METHOD(run_keys)
-{
-    return new_view(r, out, call, RK_VIEW_KEYS);
-}
-
-METHOD(run_values)
-{
-    return new_view(r, out, call, RK_VIEW_VALUES);
-}
-
-METHOD(run_items)
-{
-    return new_view(r, out, call, RK_VIEW_ITEMS);
+    return rk_dict_view(r, call->self.dict, (char)call->variant);
 }
 
 METHOD(run_get)
 {
-    int64_t at;
+    int64_t at = rk_dict_find(r, call->self.dict, call->args[0]);
 
-    if (call->actuals->num_named > 0)
-        return RK_TEMPLATE_ERROR("get: takes no named arguments");
-    RK_TRY(rk_dict_find(r, call->self.dict, call->args[0], &at));
     if (at >= 0)
-        *out = call->self.dict->values[at];
-    else
-        *out = call->args[1].kind == RK_VALUE_UNSET ? rk_value_none() : call->args[1];
-    return NULL;
+        return call->self.dict->values[at];
+    return call->args[1].kind == RK_VALUE_UNSET ? rk_value_none() : call->args[1];
 }
 
 METHOD(run_copy)
 {
     (void)r;
-    *out = call->self; /* templates cannot change it */
-    return NULL;
+    return call->self; /* templates cannot change it */
 }
 
-static struct rk_status *find_item(struct rk_render *r, const struct rk_row_call *call, int64_t *first,
-                                   int64_t *count)
+/* index, count */
+METHOD(run_list_find)
 {
     const struct rk_list *list = call->self.list;
-    bool is_equal;
+    int64_t first = -1, count = 0;
 
-    *first = -1;
-    *count = 0;
-    for (int64_t i = 0; i < list->count; i++) {
-        RK_TRY(rk_value_equal(r, list->items[i], call->args[0], &is_equal));
-        if (is_equal && *first < 0)
-            *first = i;
-        *count += is_equal;
+    for (int64_t i = 0; i < list->count && !r->error; i++) {
+        bool is_equal = rk_value_equal(r, list->items[i], call->args[0]);
+
+        first = is_equal && first < 0 ? i : first;
+        count += is_equal;
     }
-    return NULL;
+    if (call->variant == INDEX && first < 0)
+        return RK_RAISE(r, "index: the value is not in the list");
+    return rk_value_int(call->variant == INDEX ? first : count);
 }
 
-METHOD(run_list_index)
-{
-    int64_t first, count;
-
-    RK_TRY(find_item(r, call, &first, &count));
-    *out = rk_value_int(first);
-    return first < 0 ? RK_TEMPLATE_ERROR("index: the value is not in the list") : NULL;
-}
-
-METHOD(run_list_count)
-{
-    int64_t first, count;
-
-    RK_TRY(find_item(r, call, &first, &count));
-    *out = rk_value_int(count);
-    return NULL;
-}
-
-/* --- tables --- */
+static const struct rk_callable text_methods[] = {
+    {"capitalize", run_text_case, "", 0, RK_CASE_CAPITALIZE},
+    {"count", run_text_count, "sub", 1, 0},
+    {"endswith", run_has_side, "suffix start end", 1, true},
+    {"find", run_find, "sub", 1, FIND},
+    {"index", run_find, "sub", 1, INDEX},
+    {"join", run_text_join, "iterable", 1, 0},
+    {"lower", run_text_case, "", 0, RK_CASE_LOWER},
+    {"lstrip", run_strip, "chars", 0, RK_STRIP_LEFT},
+    {"removeprefix", run_remove, "prefix", 1, false},
+    {"removesuffix", run_remove, "suffix", 1, true},
+    {"replace", run_text_replace, "old new count", 2, 0},
+    {"rfind", run_find, "sub", 1, RFIND},
+    {"rsplit", run_split, "sep maxsplit", 0, true},
+    {"rstrip", run_strip, "chars", 0, RK_STRIP_RIGHT},
+    {"split", run_split, "sep maxsplit", 0, false},
+    {"splitlines", run_splitlines, "keepends", 0, 0},
+    {"startswith", run_has_side, "prefix start end", 1, false},
+    {"strip", run_strip, "chars", 0, RK_STRIP_BOTH},
+    {"title", run_text_case, "", 0, RK_CASE_TITLE},
+    {"upper", run_text_case, "", 0, RK_CASE_UPPER},
+    {NULL, NULL, NULL, 0, 0},
+};
 
 static const struct rk_callable dict_methods[] = {
-    {"copy", run_copy, "", 0}, {"get", run_get, "key default", 1}, {"items", run_items, "", 0},
-    {"keys", run_keys, "", 0}, {"values", run_values, "", 0},      {NULL, NULL, NULL, 0},
+    {"copy", run_copy, "", 0, 0},   {"get", run_get, "key default", 1, 0}, {"items", run_view, "", 0, 'i'},
+    {"keys", run_view, "", 0, 'k'}, {"values", run_view, "", 0, 'v'},      {NULL, NULL, NULL, 0, 0},
 };
 
 static const struct rk_callable list_methods[] = {
-    {"copy", run_copy, "", 0},
-    {"count", run_list_count, "value", 1},
-    {"index", run_list_index, "value", 1},
-    {NULL, NULL, NULL, 0},
+    {"copy", run_copy, "", 0, 0}, /* not of tuples */
+    {"count", run_list_find, "value", 1, FIND},
+    {"index", run_list_find, "value", 1, INDEX},
+    {NULL, NULL, NULL, 0, 0},
 };
 
-static const struct rk_callable *find_row(const struct rk_callable *table, const char *name)
+/* Methods by kind of value, and the names of members that are not supported, or that Jinja's sandbox hides
+ * because they change their object. */
+static const struct {
+    const struct rk_callable *rows;
+    const char *unsupported, *hidden;
+} tables[RK_VALUE_KIND_COUNT] = {
+    [RK_VALUE_STRING] =
+        {text_methods,
+         "casefold center encode expandtabs format format_map isalnum isalpha isascii isdecimal "
+         "isdigit isidentifier islower isnumeric isprintable isspace istitle isupper ljust "
+         "maketrans partition rindex rjust rpartition swapcase translate zfill",
+         ""},
+    [RK_VALUE_DICT] = {dict_methods, "fromkeys", "clear pop popitem setdefault update"},
+    [RK_VALUE_LIST] = {list_methods, "", "append clear extend insert pop remove reverse sort"},
+    [RK_VALUE_TUPLE] = {list_methods + 1, "", ""},
+    [RK_VALUE_RANGE] = {list_methods + 3, "count index", ""},
+    [RK_VALUE_LOOP] = {list_methods + 3, "changed cycle depth depth0", ""},
+};
+
+rk_value_t rk_method_of(struct rk_render *r, rk_value_t object, const struct rk_text *name)
 {
-    for (; table->name; table++) {
-        if (strcmp(table->name, name) == 0)
-            return table;
+    const struct rk_callable *row =
+        tables[object.kind].rows ? rk_row_find(tables[object.kind].rows, name) : NULL;
+    rk_value_t method = {.kind = RK_VALUE_UNSET};
+
+    if (row) {
+        method = (rk_value_t){.kind = RK_VALUE_METHOD, .method = rk_render_alloc(r, sizeof(*method.method))};
+        *method.method = (struct rk_bound_method){object, row};
+    } else if (tables[object.kind].rows) {
+        if (rk_word_find(tables[object.kind].unsupported, name->data, name->bytes) >= 0)
+            return RK_REFUSE(r, "the member '%.*s' of a %s is not supported", (int)name->bytes, name->data,
+                             rk_value_type_name(object));
+        if (rk_word_find(tables[object.kind].hidden, name->data, name->bytes) >= 0)
+            return rk_value_undefined("a method that changes its object");
     }
-    return NULL;
-}
-
-const struct rk_callable *rk_jinja_method_find(rk_value_kind_t kind, const char *name)
-{
-    static const struct rk_callable *const tables[RK_VALUE_KIND_COUNT][4] = {
-        [RK_VALUE_STRING] = {rk_jinja_change_methods, rk_jinja_search_methods, rk_jinja_split_methods},
-        [RK_VALUE_DICT] = {dict_methods},
-        [RK_VALUE_LIST] = {list_methods},
-        [RK_VALUE_TUPLE] = {list_methods + 1}, /* tuples have no copy() */
-    };
-    const struct rk_callable *row = NULL;
-
-    for (const struct rk_callable *const *table = tables[kind]; *table && !row; table++)
-        row = find_row(*table, name);
-    return row;
-}
-
-bool rk_jinja_method_is_known(const char *name)
-{
-    static const char *const names[] = {
-        "as_integer_ratio", "bit_count",    "bit_length", "casefold",  "conjugate",   "encode",
-        "expandtabs",       "format",       "format_map", "fromkeys",  "hex",         "isascii",
-        "isdecimal",        "isidentifier", "is_integer", "isnumeric", "isprintable", "istitle",
-        "maketrans",        "swapcase",     "to_bytes",   "translate", "zfill"};
-
-    for (size_t i = 0; i < RK_ARRAY_LEN(names); i++) {
-        if (strcmp(names[i], name) == 0)
-            return true;
-    }
-    return false;
+    return method;
 }

@@ -1,359 +1,331 @@
 /* Statements of a template. Scopes are Jinja's: a loop's body, a macro and the blocks with, filter, call and
  * generation have their own scope; variables set there are not visible outside, and an if has no scope. */
-#include "text/chat/render_internal.h"
+#include "text/chat/jinja_internal.h"
 
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_array.h"
 #include "base/rk_assert.h"
 
-struct rk_status *rk_render_alloc(struct rk_render *r, void **out, size_t bytes)
+/* --- errors, work and memory --- */
+
+rk_value_t rk_raise(struct rk_render *r, struct rk_status *st)
 {
-    *out = rk_arena_alloc(r->arena, bytes);
-    return *out ? NULL
-                : RK_FAIL(RK_RESOURCE_EXHAUSTED, "values of more than %d bytes", RK_JINJA_MEMORY_BYTES_MAX);
+    if (r->error)
+        rk_status_free(st);
+    else
+        r->error = RK_WRAP(st, "%s:%d", r->jinja->source, r->line);
+    return rk_value_undefined("");
 }
 
-struct rk_status *rk_render_step(struct rk_render *r, int64_t steps)
+rk_value_t rk_raise_undefined(struct rk_render *r, rk_value_t value)
+{
+    return RK_RAISE(r, "'%s' is undefined", value.missing);
+}
+
+bool rk_render_step(struct rk_render *r, int64_t steps)
 {
     r->steps += steps;
-    return r->steps <= RK_JINJA_STEPS_MAX
-               ? NULL
-               : RK_FAIL(RK_RESOURCE_EXHAUSTED, "rendering takes more than %d steps", RK_JINJA_STEPS_MAX);
+    if (r->steps > RK_JINJA_STEPS_MAX)
+        (void)rk_raise(
+            r, RK_FAIL(RK_RESOURCE_EXHAUSTED, "rendering takes more than %d steps", RK_JINJA_STEPS_MAX));
+    return r->error == NULL;
 }
 
-/* --- scopes --- */
-
-struct rk_status *rk_scope_push(struct rk_render *r, struct rk_scope *parent)
+bool rk_render_enter(struct rk_render *r)
 {
-    void *scope;
+    if (++r->depth > RK_JINJA_DEPTH_MAX)
+        (void)rk_raise(
+            r, RK_FAIL(RK_RESOURCE_EXHAUSTED, "evaluation is nested deeper than %d", RK_JINJA_DEPTH_MAX));
+    return rk_render_step(r, 1);
+}
 
-    RK_TRY(rk_render_alloc(r, &scope, sizeof(*r->scope)));
-    r->scope = scope;
+/* What is running when the limit is reached still gets a little memory, since it looks at the error only when
+ * it is done. */
+void *rk_render_alloc(struct rk_render *r, size_t bytes)
+{
+    void *memory = rk_arena_alloc(r->arena, bytes);
+
+    if (memory)
+        return memory;
+    (void)rk_raise(r,
+                   RK_FAIL(RK_RESOURCE_EXHAUSTED, "values of more than %d bytes", RK_JINJA_MEMORY_BYTES_MAX));
+    memory = rk_arena_alloc(r->reserve, bytes);
+    RK_ASSERT(memory != NULL);
+    return memory;
+}
+
+/* --- scopes and assignment --- */
+
+void rk_scope_push(struct rk_render *r, struct rk_scope *parent)
+{
+    r->scope = rk_render_alloc(r, sizeof(*r->scope));
     r->scope->parent = parent;
-    return NULL;
 }
 
-struct rk_status *rk_scope_put(struct rk_render *r, struct rk_scope *scope, int32_t id, rk_value_t value)
+void rk_scope_put(struct rk_render *r, int32_t id, rk_value_t value)
 {
-    void *grown;
+    struct rk_scope *scope = r->scope;
+    int32_t at = 0;
 
-    for (int32_t i = 0; i < scope->count; i++) {
-        if (scope->bindings[i].id == id) {
-            scope->bindings[i].value = value;
-            return NULL;
-        }
-    }
-    if (scope->count == scope->capacity) {
-        int32_t capacity = RK_MAX(2 * scope->capacity, 4);
+    while (at < scope->count && scope->bindings[at].id != id)
+        at++;
+    if (at == scope->capacity) {
+        struct rk_binding *grown = rk_render_alloc(r, (size_t)(2 * at + 4) * sizeof(*grown));
 
-        RK_TRY(rk_render_alloc(r, &grown, (size_t)capacity * sizeof(*scope->bindings)));
-        if (scope->count > 0)
-            memcpy(grown, scope->bindings, (size_t)scope->count * sizeof(*scope->bindings));
+        if (at > 0)
+            memcpy(grown, scope->bindings, (size_t)at * sizeof(*grown));
         scope->bindings = grown;
-        scope->capacity = capacity;
+        scope->capacity = 2 * at + 4;
     }
-    scope->bindings[scope->count++] = (struct rk_binding){id, value};
-    return NULL;
+    scope->count += at == scope->count;
+    scope->bindings[at] = (struct rk_binding){id, value};
 }
 
-/* --- assignment --- */
+static void assign(struct rk_render *r, const struct rk_node *target, rk_value_t value);
 
-static struct rk_status *assign_member(struct rk_render *r, const struct rk_node *target, rk_value_t value)
+static void assign_member(struct rk_render *r, const struct rk_node *target, rk_value_t value)
 {
-    struct rk_node name = *target;
-    rk_value_t space;
+    struct rk_node name = {.kind = RK_NODE_NAME, .id = target->id, .value = target->value};
+    rk_value_t space = rk_eval(r, &name);
 
-    name.kind = RK_NODE_NAME;
-    RK_TRY(rk_eval(r, &name, &space));
-    if (space.kind != RK_VALUE_NAMESPACE)
-        return RK_TEMPLATE_ERROR("cannot set the member '%s' of a %s: it is no namespace",
-                                 target->a->value.string->data, rk_value_type_name(space));
-    return rk_dict_put(r, space.dict, target->a->value, value);
+    if (space.kind == RK_VALUE_NAMESPACE)
+        rk_dict_put(r, space.dict, target->value, value);
+    else
+        RK_RAISE(r, "cannot set the member '%s' of a %s: it is no namespace", target->value.string->data,
+                 rk_value_type_name(space));
 }
 
-static struct rk_status *assign_tuple(struct rk_render *r, const struct rk_node *target, rk_value_t value)
+static void assign_tuple(struct rk_render *r, const struct rk_node *target, rk_value_t value)
 {
-    rk_value_t items;
+    const struct rk_list *items = rk_value_items(r, value);
+    int64_t count = 0;
 
-    RK_TRY(rk_value_to_list(r, value, &items));
-    if (items.list->count != target->num_items)
-        return RK_TEMPLATE_ERROR("cannot unpack %lld values into %d names", (long long)items.list->count,
-                                 target->num_items);
-    for (int32_t i = 0; i < target->num_items; i++)
-        RK_TRY(rk_render_assign(r, target->items[i], items.list->items[i]));
-    return NULL;
+    for (const struct rk_node *part = target->items; part; part = part->next)
+        count++;
+    if (items->count != count) {
+        RK_RAISE(r, "cannot unpack %lld values into %lld names", (long long)items->count, (long long)count);
+        return;
+    }
+    count = 0;
+    for (const struct rk_node *part = target->items; part; part = part->next)
+        assign(r, part, items->items[count++]);
 }
 
-struct rk_status *rk_render_assign(struct rk_render *r, const struct rk_node *target, rk_value_t value)
+static void assign(struct rk_render *r, const struct rk_node *target, rk_value_t value)
 {
-    if (target->kind == RK_NODE_NSREF)
-        return assign_member(r, target, value);
-    if (target->kind == RK_NODE_TUPLE)
-        return assign_tuple(r, target, value);
-    RK_ASSERT(target->kind == RK_NODE_NAME);
-    return rk_scope_put(r, r->scope, target->id, value);
+    if (target->kind == RK_NODE_MEMBER)
+        assign_member(r, target, value);
+    else if (target->kind == RK_NODE_TUPLE)
+        assign_tuple(r, target, value);
+    else
+        rk_scope_put(r, target->id, value);
+}
+
+/* --- the variable `loop` --- */
+
+/* Tests items of the source until `count` have passed; false if there are fewer. */
+static bool reach(struct rk_render *r, struct rk_for_loop *loop, int64_t count)
+{
+    struct rk_scope *outer = r->scope;
+
+    while (loop->items->count < count && loop->num_tested < loop->source->count && rk_render_step(r, 1)) {
+        rk_value_t item = loop->source->items[loop->num_tested++];
+        bool passes = true;
+
+        if (loop->node->c) {
+            rk_scope_push(r, loop->scope);
+            assign(r, loop->node->a, item);
+            passes = rk_eval_truth(r, loop->node->c);
+            r->scope = outer;
+        }
+        if (passes)
+            rk_list_append(r, loop->items, item);
+    }
+    return loop->items->count >= count;
+}
+
+rk_value_t rk_for_loop_attr(struct rk_render *r, struct rk_for_loop *loop, const struct rk_text *name)
+{
+    static const char names[] = "index index0 first last previtem nextitem length revindex revindex0";
+    int64_t i = loop->index0;
+    int which = rk_word_find(names, name->data, name->bytes);
+
+    if (which < 0)
+        return (rk_value_t){.kind = RK_VALUE_UNSET};
+    if (which < 2)
+        return rk_value_int(i + 1 - which);
+    if (which == 2)
+        return rk_value_bool(i == 0);
+    if (which == 3)
+        return rk_value_bool(!reach(r, loop, i + 2));
+    if (which == 4)
+        return i > 0 ? loop->items->items[i - 1] : rk_value_undefined("loop.previtem");
+    if (which == 5)
+        return reach(r, loop, i + 2) ? loop->items->items[i + 1] : rk_value_undefined("loop.nextitem");
+    (void)reach(r, loop, INT64_MAX);
+    return rk_value_int(loop->items->count - (which == 6 ? 0 : i + which - 7));
 }
 
 /* --- output --- */
 
-static struct rk_status *write_value(struct rk_render *r, rk_value_t value)
-{
-    if (value.kind != RK_VALUE_STRING && value.kind != RK_VALUE_UNDEFINED)
-        RK_TRY(rk_value_to_string(r, value, &value));
-    return rk_value_format(r, value, r->out);
-}
-
 /* The output of the block, as a string; in the current scope. */
-static struct rk_status *capture(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
+static rk_value_t capture(struct rk_render *r, const struct rk_node *node)
 {
     struct rk_str text = {0}, *outer = r->out;
-    struct rk_status *st;
 
     r->out = &text;
-    st = rk_render_block(r, node);
+    rk_render_block(r, node);
     r->out = outer;
-    if (!st)
-        return rk_value_take_string(r, out, &text);
-    rk_str_fini(&text);
-    return st;
+    return rk_value_take_string(r, &text);
 }
 
-struct rk_status *rk_render_capture(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
+rk_value_t rk_render_capture(struct rk_render *r, const struct rk_node *node)
 {
     struct rk_scope *outer = r->scope;
-    struct rk_status *st = rk_scope_push(r, outer);
+    rk_value_t text;
 
-    if (!st)
-        st = capture(r, node, out);
+    rk_scope_push(r, outer);
+    text = capture(r, node);
     r->scope = outer;
-    return st;
+    return text;
 }
 
 /* --- statements --- */
 
-static struct rk_status *run_if(struct rk_render *r, const struct rk_node *node)
+static void run_if(struct rk_render *r, const struct rk_node *node)
 {
-    for (int32_t i = 0; i < node->num_items; i += 2) {
-        bool is_true;
-
-        RK_TRY(rk_eval_truth(r, node->items[i], &is_true));
-        if (is_true)
-            return rk_render_block(r, node->items[i + 1]);
+    for (const struct rk_node *test = node->items; test && !r->error; test = test->next->next) {
+        if (rk_eval_truth(r, test)) {
+            rk_render_block(r, test->next);
+            return;
+        }
     }
-    return node->a ? rk_render_block(r, node->a) : NULL;
+    if (node->a)
+        rk_render_block(r, node->a);
 }
 
-static struct rk_status *run_loop(struct rk_render *r, const struct rk_node *node, struct rk_for_loop *loop,
-                                  bool *is_empty)
+static void run_for(struct rk_render *r, const struct rk_node *node)
 {
-    *is_empty = true; /* until a body runs to its end: in Jinja the else block runs after break and
-                       * continue */
-    for (;;) {
-        rk_flow_signal_t signal;
-        bool has_item;
+    struct rk_for_loop *loop = rk_render_alloc(r, sizeof(*loop));
+    struct rk_scope *outer = r->scope;
+    rk_value_t variable = {.kind = RK_VALUE_LOOP, .loop = loop};
+    rk_flow_signal_t signal = RK_SIGNAL_NONE;
+    bool is_empty = true; /* until a body runs to its end: Jinja runs `else` after break and continue too */
 
-        RK_TRY(rk_for_loop_next(r, loop, &has_item));
-        if (!has_item)
-            return NULL;
-        RK_TRY(rk_scope_push(r, loop->scope));
-        RK_TRY(
-            rk_scope_put(r, r->scope, r->jinja->id_loop, (rk_value_t){.kind = RK_VALUE_LOOP, .loop = loop}));
-        RK_TRY(rk_render_assign(r, node->a, loop->current));
-        RK_TRY(rk_render_block(r, node->items[0]));
+    *loop = (struct rk_for_loop){.node = node,
+                                 .scope = outer,
+                                 .source = rk_value_items(r, rk_eval(r, node->b)),
+                                 .items = rk_value_new_list(r, RK_VALUE_LIST).list};
+    for (; signal != RK_SIGNAL_BREAK && reach(r, loop, loop->index0 + 1) && !r->error; loop->index0++) {
+        rk_scope_push(r, outer);
+        rk_scope_put(r, r->jinja->id_loop, variable);
+        assign(r, node->a, loop->items->items[loop->index0]);
+        rk_render_block(r, node->items);
         signal = r->signal;
         r->signal = RK_SIGNAL_NONE;
-        if (signal == RK_SIGNAL_BREAK)
-            return NULL;
-        if (signal == RK_SIGNAL_NONE)
-            *is_empty = false;
+        is_empty = is_empty && signal != RK_SIGNAL_NONE;
     }
-}
-
-static struct rk_status *run_for(struct rk_render *r, const struct rk_node *node)
-{
-    struct rk_scope *outer = r->scope;
-    struct rk_for_loop *loop;
-    struct rk_status *st;
-    bool is_empty = false;
-    rk_value_t items;
-    void *memory;
-
-    RK_TRY(rk_eval(r, node->b, &items));
-    RK_TRY(rk_render_alloc(r, &memory, sizeof(*loop)));
-    loop = memory;
-    *loop = (struct rk_for_loop){.node = node, .scope = outer, .index0 = -1, .length = -1};
-    if (rk_value_has_length(items) && !node->c)
-        RK_TRY(rk_value_length(r, items, &loop->length));
-    RK_TRY(rk_iter_open(r, &loop->iter, items));
-    st = run_loop(r, node, loop, &is_empty);
+    if (is_empty && node->items->next && !r->error) {
+        rk_scope_push(r, outer);
+        rk_render_block(r, node->items->next);
+    }
     r->scope = outer;
-    if (st || !is_empty || !node->items[1])
-        return st;
-    RK_TRY(rk_scope_push(r, outer));
-    st = rk_render_block(r, node->items[1]);
-    r->scope = outer;
-    return st;
 }
 
-static struct rk_status *run_set_block(struct rk_render *r, const struct rk_node *node)
+/* {% set x %}, {% filter f %}: the text of the block, filtered. */
+static void run_captured(struct rk_render *r, const struct rk_node *node)
 {
-    rk_value_t text;
+    bool is_set = node->kind == RK_NODE_SET_BLOCK;
+    const struct rk_node *filters = is_set ? node->c : node->b;
+    rk_value_t text = rk_render_capture(r, is_set ? node->b : node->a);
 
-    RK_TRY(rk_render_capture(r, node->b, &text));
-    if (r->signal != RK_SIGNAL_NONE)
-        return NULL;
-    if (node->c)
-        RK_TRY(rk_eval_filter(r, node->c, text, &text));
-    return rk_render_assign(r, node->a, text);
+    if (r->signal != RK_SIGNAL_NONE || r->error)
+        return;
+    if (filters)
+        text = rk_eval_filters(r, filters, text);
+    if (is_set)
+        assign(r, node->a, text);
+    else
+        rk_value_format(r, text, r->out);
 }
 
-static struct rk_status *run_filter_block(struct rk_render *r, const struct rk_node *node)
+static rk_value_t new_macro(struct rk_render *r, const struct rk_node *node)
 {
-    rk_value_t text;
+    struct rk_macro *macro = rk_render_alloc(r, sizeof(*macro));
 
-    RK_TRY(rk_render_capture(r, node->a, &text));
-    if (r->signal != RK_SIGNAL_NONE)
-        return NULL;
-    RK_TRY(rk_eval_filter(r, node->b, text, &text));
-    return write_value(r, text);
-}
-
-static struct rk_status *make_macro(struct rk_render *r, const struct rk_node *node, rk_value_t *out)
-{
-    void *memory;
-
-    RK_TRY(rk_render_alloc(r, &memory, sizeof(*out->macro)));
-    *out = (rk_value_t){.kind = RK_VALUE_MACRO, .macro = memory};
-    *out->macro = (struct rk_macro){.node = node, .scope = r->scope};
-    return NULL;
-}
-
-static struct rk_status *run_macro(struct rk_render *r, const struct rk_node *node)
-{
-    rk_value_t macro;
-
-    RK_TRY(make_macro(r, node, &macro));
-    return rk_scope_put(r, r->scope, node->id, macro);
+    *macro = (struct rk_macro){.node = node, .scope = r->scope};
+    return (rk_value_t){.kind = RK_VALUE_MACRO, .macro = macro};
 }
 
 /* {% call f(...) %} passes the block to f as the argument `caller`. */
-static struct rk_status *run_call_block(struct rk_render *r, const struct rk_node *node)
+static void run_call_block(struct rk_render *r, const struct rk_node *node)
 {
-    static struct rk_text caller_name = {.data = "caller", .bytes = 6, .chars = 6};
-    const struct rk_node_args *args = &node->a->args;
-    rk_value_t callee, result, *values, *names, *named;
     struct rk_actuals actuals;
-    void *memory;
+    rk_value_t callee = rk_eval(r, node->a->a);
 
-    RK_TRY(
-        rk_render_alloc(r, &memory, (size_t)(args->num_values + 2 * args->num_named + 2) * sizeof(*values)));
-    values = memory;
-    names = values + args->num_values;
-    named = names + args->num_named + 1;
-    RK_TRY(rk_eval(r, node->a->a, &callee));
-    for (int32_t i = 0; i < args->num_values; i++)
-        RK_TRY(rk_eval(r, args->values[i], &values[i]));
-    for (int32_t i = 0; i < args->num_named; i++) {
-        names[i] = args->names[i];
-        RK_TRY(rk_eval(r, args->named[i], &named[i]));
-    }
-    names[args->num_named] = (rk_value_t){.kind = RK_VALUE_STRING, .string = &caller_name};
-    RK_TRY(make_macro(r, node->b, &named[args->num_named]));
-    actuals = (struct rk_actuals){.values = values,
-                                  .num_values = args->num_values,
-                                  .names = names,
-                                  .named = named,
-                                  .num_named = args->num_named + 1};
-    RK_TRY(rk_call_value(r, callee, &actuals, &result));
-    return write_value(r, result);
+    rk_eval_actuals(r, node->a->items, &actuals);
+    rk_dict_put(r, actuals.named, rk_value_new_text(r, "caller", 6), new_macro(r, node->b));
+    rk_value_format(r, rk_call_value(r, callee, &actuals), r->out);
 }
 
-static struct rk_status *run_with(struct rk_render *r, const struct rk_node *node)
-{
-    struct rk_scope *outer = r->scope, *inner;
-    struct rk_status *st = rk_scope_push(r, outer);
-
-    inner = r->scope;
-    for (int32_t i = 0; !st && i < node->num_items; i += 2) {
-        rk_value_t value;
-
-        r->scope = outer; /* the values cannot refer to each other */
-        st = rk_eval(r, node->items[i + 1], &value);
-        r->scope = inner;
-        if (!st)
-            st = rk_render_assign(r, node->items[i], value);
-    }
-    if (!st)
-        st = rk_render_block(r, node->a);
-    r->scope = outer;
-    return st;
-}
-
-static struct rk_status *run_generation(struct rk_render *r, const struct rk_node *node)
+static void run_generation(struct rk_render *r, const struct rk_node *node)
 {
     size_t begin = r->out->bytes;
-    rk_value_t value;
 
-    RK_TRY(rk_render_capture(r, node->a, &value));
-    RK_TRY(write_value(r, value));
+    rk_value_format(r, rk_render_capture(r, node->a), r->out);
     if (r->generations && r->out == r->whole)
         rk_array_append(r->generations, (struct rk_chat_span){begin, r->out->bytes});
     else if (r->generations)
         r->generations->is_partial = true;
-    return NULL;
 }
 
-static struct rk_status *run_statement(struct rk_render *r, const struct rk_node *node)
+static void run_statement(struct rk_render *r, const struct rk_node *node)
 {
-    rk_value_t value;
-
     switch (node->kind) {
     case RK_NODE_DATA:
-        return rk_value_format(r, node->value, r->out);
+        rk_value_format(r, node->value, r->out);
+        break;
     case RK_NODE_PRINT:
-        RK_TRY(rk_eval(r, node->a, &value));
-        return write_value(r, value);
+        rk_value_format(r, rk_eval(r, node->a), r->out);
+        break;
     case RK_NODE_IF:
-        return run_if(r, node);
+        run_if(r, node);
+        break;
     case RK_NODE_FOR:
-        return run_for(r, node);
+        run_for(r, node);
+        break;
     case RK_NODE_SET:
-        RK_TRY(rk_eval(r, node->b, &value));
-        return rk_render_assign(r, node->a, value);
+        assign(r, node->a, rk_eval(r, node->b));
+        break;
     case RK_NODE_SET_BLOCK:
-        return run_set_block(r, node);
-    case RK_NODE_MACRO:
-        return run_macro(r, node);
-    case RK_NODE_CALL_BLOCK:
-        return run_call_block(r, node);
     case RK_NODE_FILTER_BLOCK:
-        return run_filter_block(r, node);
-    case RK_NODE_WITH:
-        return run_with(r, node);
+        run_captured(r, node);
+        break;
+    case RK_NODE_MACRO:
+        rk_scope_put(r, node->id, new_macro(r, node));
+        break;
+    case RK_NODE_CALL_BLOCK:
+        run_call_block(r, node);
+        break;
     case RK_NODE_GENERATION:
-        return run_generation(r, node);
+        run_generation(r, node);
+        break;
     default:
         RK_ASSERT(node->kind == RK_NODE_BREAK || node->kind == RK_NODE_CONTINUE);
         r->signal = node->kind == RK_NODE_BREAK ? RK_SIGNAL_BREAK : RK_SIGNAL_CONTINUE;
-        return NULL;
     }
 }
 
-struct rk_status *rk_render_block(struct rk_render *r, const struct rk_node *node)
+void rk_render_block(struct rk_render *r, const struct rk_node *node)
 {
-    struct rk_status *st = NULL;
-
     RK_ASSERT(node->kind == RK_NODE_BLOCK);
-    if (++r->depth > RK_JINJA_DEPTH_MAX)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "evaluation is nested deeper than %d", RK_JINJA_DEPTH_MAX);
-    for (int32_t i = 0; !st && i < node->num_items && r->signal == RK_SIGNAL_NONE; i++) {
-        r->line = node->items[i]->line;
-        st = rk_render_step(r, 1);
-        if (!st)
-            st = run_statement(r, node->items[i]);
+    if (rk_render_enter(r)) {
+        for (node = node->items; node && r->signal == RK_SIGNAL_NONE && rk_render_step(r, 1);
+             node = node->next) {
+            r->line = node->line;
+            run_statement(r, node);
+        }
     }
     r->depth--;
-    return st;
 }

@@ -1,5 +1,5 @@
-/* Values: creation, truth, length, dicts. */
-#include "text/chat/render_internal.h"
+/* Values: creation, dicts, truth, length, items. */
+#include "text/chat/jinja_internal.h"
 
 #include <string.h>
 
@@ -9,24 +9,8 @@
 const char *rk_value_type_name(rk_value_t value)
 {
     static const char *const names[RK_VALUE_KIND_COUNT] = {
-        [RK_VALUE_UNSET] = "nothing",
-        [RK_VALUE_UNDEFINED] = "Undefined",
-        [RK_VALUE_NONE] = "NoneType",
-        [RK_VALUE_BOOL] = "bool",
-        [RK_VALUE_INT] = "int",
-        [RK_VALUE_REAL] = "float",
-        [RK_VALUE_STRING] = "str",
-        [RK_VALUE_LIST] = "list",
-        [RK_VALUE_TUPLE] = "tuple",
-        [RK_VALUE_DICT] = "dict",
-        [RK_VALUE_VIEW] = "view of a dict",
-        [RK_VALUE_NAMESPACE] = "Namespace",
-        [RK_VALUE_RANGE] = "range",
-        [RK_VALUE_ITERATOR] = "iterator",
-        [RK_VALUE_LOOP] = "LoopContext",
-        [RK_VALUE_MACRO] = "Macro",
-        [RK_VALUE_METHOD] = "method",
-        [RK_VALUE_FUNCTION] = "function",
+        "nothing", "Undefined", "NoneType", "bool", "int",       "float",       "str",   "list",   "tuple",
+        "view",    "range",     "iterator", "dict", "Namespace", "LoopContext", "Macro", "method", "function",
     };
 
     return names[value.kind];
@@ -34,99 +18,69 @@ const char *rk_value_type_name(rk_value_t value)
 
 /* --- strings --- */
 
-static struct rk_status *new_text(struct rk_render *r, rk_value_t *out, const char *data, int64_t bytes)
+rk_value_t rk_value_new_text(struct rk_render *r, const char *data, int64_t bytes)
 {
-    void *text;
+    rk_value_t value = {.kind = RK_VALUE_STRING, .string = rk_render_alloc(r, sizeof(*value.string))};
 
-    *out = (rk_value_t){.kind = RK_VALUE_STRING};
-    RK_TRY(rk_render_alloc(r, &text, sizeof(*out->string)));
-    out->string = text;
-    *out->string = (struct rk_text){.data = data, .bytes = bytes, .chars = -1};
-    return NULL;
+    *value.string = (struct rk_text){.data = data, .bytes = bytes, .chars = -1};
+    return value;
 }
 
-struct rk_status *rk_value_new_string(struct rk_render *r, rk_value_t *out, const char *text, size_t bytes)
+rk_value_t rk_value_new_string(struct rk_render *r, const char *data, size_t bytes)
 {
-    void *copy = NULL;
+    char *copy;
 
-    RK_TRY(rk_render_step(r, (int64_t)(bytes / 64)));
-    RK_TRY(rk_render_alloc(r, &copy, bytes + 1));
-    if (bytes > 0)
-        memcpy(copy, text, bytes);
-    return new_text(r, out, copy, (int64_t)bytes);
+    if (!rk_render_step(r, (int64_t)(bytes / 64)))
+        return rk_value_undefined("");
+    copy = rk_render_alloc(r, bytes);
+    memcpy(copy, data, bytes);
+    return rk_value_new_text(r, copy, (int64_t)bytes);
 }
 
-struct rk_status *rk_value_take_string(struct rk_render *r, rk_value_t *out, struct rk_str *text)
+rk_value_t rk_value_take_string(struct rk_render *r, struct rk_str *text)
 {
-    struct rk_status *st = rk_value_new_string(r, out, rk_str_text(text), text->bytes);
+    rk_value_t value = rk_value_new_string(r, rk_str_text(text), text->bytes);
 
     rk_str_fini(text);
-    return st;
-}
-
-struct rk_status *rk_value_new_substring(struct rk_render *r, rk_value_t *out, const struct rk_text *whole,
-                                         int64_t offset, int64_t bytes)
-{
-    RK_ASSERT(offset >= 0);
-    RK_ASSERT(offset + bytes <= whole->bytes);
-    return new_text(r, out, whole->data + offset, bytes);
+    return value;
 }
 
 /* --- lists --- */
 
-struct rk_status *rk_value_new_list(struct rk_render *r, rk_value_t *out, rk_value_kind_t kind,
-                                    int64_t capacity)
+rk_value_t rk_value_new_list(struct rk_render *r, rk_value_kind_t kind)
 {
-    void *list, *items;
-
-    *out = (rk_value_t){.kind = kind};
-    RK_TRY(rk_render_alloc(r, &list, sizeof(*out->list)));
-    RK_TRY(rk_render_alloc(r, &items, (size_t)RK_MAX(capacity, 1) * sizeof(rk_value_t)));
-    out->list = list;
-    *out->list = (struct rk_list){.items = items, .capacity = RK_MAX(capacity, 1)};
-    return NULL;
+    return (rk_value_t){.kind = kind, .list = rk_render_alloc(r, sizeof(struct rk_list))};
 }
 
-struct rk_status *rk_list_append(struct rk_render *r, struct rk_list *list, rk_value_t item)
+void rk_list_append(struct rk_render *r, struct rk_list *list, rk_value_t item)
 {
-    void *grown;
-
-    RK_TRY(rk_render_step(r, 1));
+    if (!rk_render_step(r, 1))
+        return;
     if (list->count == list->capacity) {
-        RK_TRY(rk_render_alloc(r, &grown, (size_t)list->capacity * 2 * sizeof(item)));
-        memcpy(grown, list->items, (size_t)list->count * sizeof(item));
+        rk_value_t *grown = rk_render_alloc(r, (size_t)(2 * list->count + 4) * sizeof(item));
+
+        if (list->count > 0)
+            memcpy(grown, list->items, (size_t)list->count * sizeof(item));
         list->items = grown;
-        list->capacity *= 2;
+        list->capacity = 2 * list->count + 4;
     }
     list->items[list->count++] = item;
-    return NULL;
 }
 
-struct rk_status *rk_value_new_pair(struct rk_render *r, rk_value_t *out, rk_value_t first, rk_value_t second)
+rk_value_t rk_value_new_pair(struct rk_render *r, rk_value_t first, rk_value_t second)
 {
-    RK_TRY(rk_value_new_list(r, out, RK_VALUE_TUPLE, 2));
-    out->list->items[0] = first;
-    out->list->items[1] = second;
-    out->list->count = 2;
-    return NULL;
+    rk_value_t pair = rk_value_new_list(r, RK_VALUE_TUPLE);
+
+    rk_list_append(r, pair.list, first);
+    rk_list_append(r, pair.list, second);
+    return pair;
 }
 
 /* --- dicts --- */
 
-struct rk_status *rk_value_new_dict(struct rk_render *r, rk_value_t *out, rk_value_kind_t kind,
-                                    int64_t capacity)
+rk_value_t rk_value_new_dict(struct rk_render *r, rk_value_kind_t kind)
 {
-    size_t count = (size_t)RK_MAX(capacity, 4);
-    void *dict, *items;
-
-    *out = (rk_value_t){.kind = kind};
-    RK_TRY(rk_render_alloc(r, &dict, sizeof(*out->dict)));
-    RK_TRY(rk_render_alloc(r, &items, 2 * count * sizeof(rk_value_t)));
-    out->dict = dict;
-    out->dict->keys = items;
-    out->dict->values = out->dict->keys + count;
-    out->dict->capacity = (int64_t)count;
-    return NULL;
+    return (rk_value_t){.kind = kind, .dict = rk_render_alloc(r, sizeof(struct rk_dict))};
 }
 
 static bool is_text_key(rk_value_t key, const char *text, size_t bytes)
@@ -144,107 +98,95 @@ const rk_value_t *rk_dict_find_text(const struct rk_dict *dict, const char *key,
     return NULL;
 }
 
-struct rk_status *rk_dict_find(struct rk_render *r, const struct rk_dict *dict, rk_value_t key, int64_t *at)
+bool rk_value_is_hashable(rk_value_t value)
 {
-    bool is_equal = false;
+    return value.kind != RK_VALUE_LIST && value.kind != RK_VALUE_DICT && value.kind != RK_VALUE_VIEW;
+}
 
-    *at = -1;
-    if (key.kind == RK_VALUE_LIST || key.kind == RK_VALUE_DICT || key.kind == RK_VALUE_VIEW)
-        return RK_TEMPLATE_ERROR("a %s cannot be the key of a dict", rk_value_type_name(key));
-    RK_TRY(rk_render_step(r, dict->count / 8));
-    for (int64_t i = 0; i < dict->count; i++) {
-        if (key.kind == RK_VALUE_STRING)
-            is_equal = is_text_key(dict->keys[i], key.string->data, (size_t)key.string->bytes);
-        else
-            RK_TRY(rk_value_equal(r, dict->keys[i], key, &is_equal));
-        if (is_equal) {
-            *at = i;
-            return NULL;
+int64_t rk_dict_find(struct rk_render *r, const struct rk_dict *dict, rk_value_t key)
+{
+    (void)rk_render_step(r, dict->count / 8);
+    if (!rk_value_is_hashable(key))
+        RK_RAISE(r, "a %s cannot be the key of a dict", rk_value_type_name(key));
+    for (int64_t i = 0; i < dict->count && !r->error; i++) {
+        if (key.kind == RK_VALUE_STRING
+                ? is_text_key(dict->keys[i], key.string->data, (size_t)key.string->bytes)
+                : rk_value_equal(r, dict->keys[i], key))
+            return i;
+    }
+    return -1;
+}
+
+static void append_member(struct rk_render *r, struct rk_dict *dict, rk_value_t key, rk_value_t value)
+{
+    if (dict->count == dict->capacity) {
+        int64_t capacity = 2 * dict->count + 4;
+        rk_value_t *grown = rk_render_alloc(r, 2 * (size_t)capacity * sizeof(*grown));
+
+        for (int64_t i = 0; i < dict->count; i++) {
+            grown[i] = dict->keys[i];
+            grown[capacity + i] = dict->values[i];
         }
+        *dict = (struct rk_dict){grown, grown + capacity, dict->count, capacity};
     }
-    return NULL;
-}
-
-static struct rk_status *grow_dict(struct rk_render *r, struct rk_dict *dict)
-{
-    rk_value_t larger;
-
-    RK_TRY(rk_value_new_dict(r, &larger, RK_VALUE_DICT, dict->capacity * 2));
-    memcpy(larger.dict->keys, dict->keys, (size_t)dict->count * sizeof(*dict->keys));
-    memcpy(larger.dict->values, dict->values, (size_t)dict->count * sizeof(*dict->values));
-    larger.dict->count = dict->count;
-    *dict = *larger.dict;
-    return NULL;
-}
-
-struct rk_status *rk_dict_put(struct rk_render *r, struct rk_dict *dict, rk_value_t key, rk_value_t value)
-{
-    int64_t at;
-
-    RK_TRY(rk_dict_find(r, dict, key, &at));
-    if (at >= 0) {
-        dict->values[at] = value;
-        return NULL;
-    }
-    if (dict->count == dict->capacity)
-        RK_TRY(grow_dict(r, dict));
     dict->keys[dict->count] = key;
     dict->values[dict->count++] = value;
-    return NULL;
+}
+
+void rk_dict_put(struct rk_render *r, struct rk_dict *dict, rk_value_t key, rk_value_t value)
+{
+    int64_t at = rk_dict_find(r, dict, key);
+
+    if (at >= 0)
+        dict->values[at] = value;
+    else if (!r->error)
+        append_member(r, dict, key, value);
+}
+
+rk_value_t rk_dict_view(struct rk_render *r, const struct rk_dict *dict, char part)
+{
+    rk_value_t view = rk_value_new_list(r, RK_VALUE_VIEW);
+
+    for (int64_t i = 0; i < dict->count && !r->error; i++)
+        rk_list_append(r, view.list,
+                       part == 'k'   ? dict->keys[i]
+                       : part == 'v' ? dict->values[i]
+                                     : rk_value_new_pair(r, dict->keys[i], dict->values[i]));
+    return view;
 }
 
 /* --- from JSON: keys are unique, and the parser has limited the nesting --- */
 
-static struct rk_status *from_array(struct rk_render *r, rk_value_t *out, const struct rk_json *json)
+rk_value_t rk_value_from_json(struct rk_render *r, const struct rk_json *json)
 {
-    int64_t count = rk_json_count(json);
+    rk_value_t value;
 
-    RK_TRY(rk_value_new_list(r, out, RK_VALUE_LIST, count));
-    for (int64_t i = 0; i < count; i++) {
-        rk_value_t item;
-
-        RK_TRY(rk_value_from_json(r, &item, rk_json_at(json, i)));
-        RK_TRY(rk_list_append(r, out->list, item));
-    }
-    return NULL;
-}
-
-static struct rk_status *from_object(struct rk_render *r, rk_value_t *out, const struct rk_json *json)
-{
-    RK_TRY(rk_value_new_dict(r, out, RK_VALUE_DICT, rk_json_count(json)));
-    for (void *it = rk_json_iter(json); it; it = rk_json_iter_next(json, it)) {
-        const char *key = rk_json_iter_key(it);
-        struct rk_dict *dict = out->dict;
-
-        RK_TRY(new_text(r, &dict->keys[dict->count], key, (int64_t)strlen(key)));
-        RK_TRY(rk_value_from_json(r, &dict->values[dict->count], rk_json_iter_value(it)));
-        dict->count++;
-    }
-    return NULL;
-}
-
-struct rk_status *rk_value_from_json(struct rk_render *r, rk_value_t *out, const struct rk_json *json)
-{
-    RK_TRY(rk_render_step(r, 1));
+    (void)rk_render_step(r, 1);
     switch (rk_json_type(json)) {
     case RK_JSON_BOOL:
-        *out = rk_value_bool(rk_json_as_bool(json, false));
-        return NULL;
+        return rk_value_bool(rk_json_as_bool(json, false));
     case RK_JSON_INT:
-        *out = rk_value_int(rk_json_as_int(json, 0));
-        return NULL;
+        return rk_value_int(rk_json_as_int(json, 0));
     case RK_JSON_REAL:
-        *out = rk_value_real(rk_json_as_real(json, 0));
-        return NULL;
+        return rk_value_real(rk_json_as_real(json, 0));
     case RK_JSON_STRING:
-        return new_text(r, out, rk_json_as_string(json, ""), (int64_t)rk_json_string_bytes(json));
+        return rk_value_new_text(r, rk_json_as_string(json, ""), (int64_t)rk_json_string_bytes(json));
     case RK_JSON_ARRAY:
-        return from_array(r, out, json);
+        value = rk_value_new_list(r, RK_VALUE_LIST);
+        for (int64_t i = 0; i < rk_json_count(json) && !r->error; i++)
+            rk_list_append(r, value.list, rk_value_from_json(r, rk_json_at(json, i)));
+        return value;
     case RK_JSON_OBJECT:
-        return from_object(r, out, json);
+        value = rk_value_new_dict(r, RK_VALUE_DICT);
+        for (void *it = rk_json_iter(json); it && !r->error; it = rk_json_iter_next(json, it)) {
+            const char *key = rk_json_iter_key(it);
+
+            append_member(r, value.dict, rk_value_new_text(r, key, (int64_t)strlen(key)),
+                          rk_value_from_json(r, rk_json_iter_value(it)));
+        }
+        return value;
     default:
-        *out = rk_value_none();
-        return NULL;
+        return rk_value_none();
     }
 }
 
@@ -261,9 +203,7 @@ bool rk_value_as_int(rk_value_t value, int64_t *out)
         *out = value.boolean;
     else if (value.kind == RK_VALUE_INT)
         *out = value.integer;
-    else
-        return false;
-    return true;
+    return value.kind == RK_VALUE_BOOL || value.kind == RK_VALUE_INT;
 }
 
 double rk_value_as_real(rk_value_t value)
@@ -276,78 +216,88 @@ double rk_value_as_real(rk_value_t value)
     return (double)integer;
 }
 
+static bool is_sequence(rk_value_t value)
+{
+    return value.kind >= RK_VALUE_LIST && value.kind <= RK_VALUE_RANGE;
+}
+
 bool rk_value_has_length(rk_value_t value)
 {
-    switch (value.kind) {
-    case RK_VALUE_UNDEFINED:
-    case RK_VALUE_STRING:
-    case RK_VALUE_LIST:
-    case RK_VALUE_TUPLE:
-    case RK_VALUE_DICT:
-    case RK_VALUE_VIEW:
-    case RK_VALUE_RANGE:
-        return true;
-    default:
-        return false;
-    }
+    return value.kind == RK_VALUE_UNDEFINED || value.kind == RK_VALUE_STRING || is_sequence(value) ||
+           value.kind == RK_VALUE_DICT;
 }
 
-struct rk_status *rk_value_length(struct rk_render *r, rk_value_t value, int64_t *out)
+int64_t rk_value_length(struct rk_render *r, rk_value_t value)
 {
-    *out = 0;
-    switch (value.kind) {
-    case RK_VALUE_UNDEFINED:
-        return NULL;
-    case RK_VALUE_STRING:
-        *out = rk_text_chars(value.string);
-        return rk_render_step(r, value.string->bytes / 64);
-    case RK_VALUE_LIST:
-    case RK_VALUE_TUPLE:
-        *out = value.list->count;
-        return NULL;
-    case RK_VALUE_DICT:
-        *out = value.dict->count;
-        return NULL;
-    case RK_VALUE_VIEW:
-        *out = value.view->dict->count;
-        return NULL;
-    case RK_VALUE_RANGE:
-        *out = value.range->count;
-        return NULL;
-    default:
-        return RK_TEMPLATE_ERROR("a value of type %s has no length", rk_value_type_name(value));
-    }
+    if (!rk_value_has_length(value))
+        RK_RAISE(r, "a value of type %s has no length", rk_value_type_name(value));
+    if (value.kind == RK_VALUE_STRING && rk_render_step(r, value.string->bytes / 64))
+        return rk_text_chars(value.string);
+    if (is_sequence(value))
+        return value.list->count;
+    return value.kind == RK_VALUE_DICT ? value.dict->count : 0;
 }
 
-struct rk_status *rk_value_truth(struct rk_render *r, rk_value_t value, bool *out)
+bool rk_value_truth(rk_value_t value)
 {
-    int64_t length = 0;
-
     RK_ASSERT(value.kind != RK_VALUE_UNSET);
     switch (value.kind) {
+    case RK_VALUE_UNDEFINED:
     case RK_VALUE_NONE:
-        *out = false;
-        return NULL;
+        return false;
     case RK_VALUE_BOOL:
-        *out = value.boolean;
-        return NULL;
+        return value.boolean;
     case RK_VALUE_INT:
-        *out = value.integer != 0;
-        return NULL;
+        return value.integer != 0;
     case RK_VALUE_REAL:
-        *out = value.real != 0.0;
-        return NULL;
+        return value.real != 0.0;
     case RK_VALUE_STRING:
-        *out = value.string->bytes > 0;
-        return NULL;
+        return value.string->bytes > 0;
+    case RK_VALUE_DICT:
+        return value.dict->count > 0;
     default:
-        break;
+        return !is_sequence(value) || value.list->count > 0;
     }
-    if (rk_value_has_length(value)) {
-        RK_TRY(rk_value_length(r, value, &length));
-        *out = length > 0;
-    } else {
-        *out = true;
+}
+
+/* --- items --- */
+
+bool rk_value_is_iterable(rk_value_t value)
+{
+    return rk_value_has_length(value) || value.kind == RK_VALUE_ITERATOR || value.kind == RK_VALUE_LOOP;
+}
+
+static struct rk_list *characters(struct rk_render *r, const struct rk_text *text)
+{
+    struct rk_list *list = rk_value_new_list(r, RK_VALUE_LIST).list;
+    int size;
+
+    for (int64_t at = 0; at < text->bytes && !r->error; at += size) {
+        (void)rk_utf8_read(text->data + at, &size);
+        rk_list_append(r, list, rk_value_new_text(r, text->data + at, size));
     }
-    return NULL;
+    return list;
+}
+
+struct rk_list *rk_value_items(struct rk_render *r, rk_value_t value)
+{
+    struct rk_list *rest;
+
+    if (is_sequence(value))
+        return value.list;
+    if (value.kind == RK_VALUE_STRING)
+        return characters(r, value.string);
+    if (value.kind == RK_VALUE_DICT)
+        return rk_dict_view(r, value.dict, 'k').list;
+    rest = rk_value_new_list(r, RK_VALUE_LIST).list;
+    if (value.kind == RK_VALUE_ITERATOR) {
+        rest->items = value.list->items + value.list->num_read;
+        rest->count = rest->capacity = value.list->count - value.list->num_read;
+        value.list->num_read = value.list->count;
+    } else if (value.kind == RK_VALUE_LOOP) {
+        RK_REFUSE(r, "iterating over the variable 'loop' is not supported");
+    } else if (value.kind != RK_VALUE_UNDEFINED) {
+        RK_RAISE(r, "a value of type %s cannot be iterated over", rk_value_type_name(value));
+    }
+    return rest;
 }
