@@ -7,6 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_file_io.h"
 #include "base/config/rk_config_internal.h"
 #include "base/rk_json.h"
 
@@ -109,6 +110,54 @@ void rk_config_place_section(struct rk_config_loader *loader, const char *path)
         rk_free(cut);
         return;
     }
+}
+
+/* --- documents --- */
+
+static void strip_comments(struct rk_json *json)
+{
+    if (rk_json_type(json) == RK_JSON_OBJECT && rk_json_type(rk_json_find(json, "//")) == RK_JSON_STRING)
+        rk_json_remove(json, "//");
+    for (void *it = rk_json_iter(json); it; it = rk_json_iter_next(json, it))
+        strip_comments(rk_json_iter_value(it));
+    for (int64_t i = 0; rk_json_type(json) == RK_JSON_ARRAY && i < rk_json_count(json); i++)
+        strip_comments(rk_json_at(json, i));
+}
+
+const struct rk_config_doc *rk_config_add_doc(struct rk_config_loader *loader, const char *name, char *text,
+                                              size_t bytes)
+{
+    struct rk_config_doc *doc = rk_calloc(1, sizeof(*doc));
+    struct rk_status *st;
+
+    doc->name = rk_strdup(name);
+    doc->text = text;
+    doc->bytes = bytes;
+    rk_array_append(&loader->docs, doc);
+    st = rk_json_parse(&doc->json, text, bytes, name, 0);
+    if (!st && rk_json_type(doc->json) != RK_JSON_OBJECT)
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s:1: expected an object", name);
+    if (st) {
+        rk_config_problem(loader, NULL, "", "%s", rk_status_message(st));
+        rk_status_free(st);
+        return NULL;
+    }
+    strip_comments(doc->json);
+    return doc;
+}
+
+const struct rk_config_doc *rk_config_load_doc(struct rk_config_loader *loader, const char *file)
+{
+    struct rk_status *st;
+    size_t bytes;
+    char *text;
+
+    st = rk_file_read(&text, &bytes, file, RK_CONFIG_FILE_BYTES_MAX);
+    if (!st)
+        return rk_config_add_doc(loader, file, text, bytes);
+    rk_config_problem(loader, NULL, "", "%s", rk_status_message(st));
+    rk_status_free(st);
+    return NULL;
 }
 
 /* --- loading --- */

@@ -1,12 +1,9 @@
 /* One load of a configuration, passed from step to step:
  *
- *   rk_config_resolve.c   the view and its tree of named parts -> one object
- *   rk_config_files.c     the files of that tree
- *   rk_config_sources.c   environment and flags over it, defaults under it
- *   rk_config_value.c     values of flags
- *   rk_config_presets.c   defaults of another product
+ *   rk_config_files.c     the view and the files of its tree of named parts -> one object
+ *   rk_config_sources.c   environment and flags over it, defaults under it, and those of another product
+ *   rk_config_value.c     values of flags, and "${...}"
  *   rk_config_foreign.c   keys of another product
- *   rk_config_refs.c      "${...}" values
  *   rk_config_check.c     the result against the key table
  *
  * Every step continues after a problem, so that one load reports all problems. */
@@ -47,6 +44,13 @@ struct rk_config_loader {
     int64_t num_problems;
     bool is_partial; /* parts of the tree could not be read: do not report their missing keys */
 };
+
+#define RK_CONFIG_FILE_BYTES_MAX (1u << 20)
+/* Takes ownership of `text`. NULL, with a problem reported, if it is not a JSON object. */
+const struct rk_config_doc *rk_config_add_doc(struct rk_config_loader *loader, const char *name, char *text,
+                                              size_t bytes);
+/* rk_config_add_doc for a file. */
+const struct rk_config_doc *rk_config_load_doc(struct rk_config_loader *loader, const char *file);
 
 /* Reads source->file or source->text and everything it selects into loader->tree. An error only when the file
  * itself cannot be read. */
