@@ -41,7 +41,7 @@ struct child {
     pid_t old_pid;   /* for messages */
     int out;         /* its standard output; -1: closed */
     int wait_status; /* once collected */
-    bool has_ended;  /* without being stopped */
+    bool has_ended;  /* and was collected */
     char *address, *log_path;
 };
 
@@ -196,7 +196,26 @@ static bool reap(struct child *child)
     if (waitpid(child->pid, &child->wait_status, WNOHANG) != child->pid)
         return false;
     child->pid = 0;
+    child->has_ended = true;
     return true;
+}
+
+/* Waits until `wanted` of the children have ended, at most for that time; a negative one: without a limit. */
+static bool wait_for_ends(struct child *children, int32_t count, int32_t wanted, int64_t timeout_ms)
+{
+    int64_t deadline_ns = rk_time_now_ns() + timeout_ms * 1000000LL;
+
+    for (;;) {
+        int32_t num_ended = 0;
+
+        for (int32_t i = 0; i < count; i++)
+            num_ended += reap(&children[i]);
+        if (num_ended >= wanted)
+            return true;
+        if (timeout_ms >= 0 && rk_time_now_ns() >= deadline_ns)
+            return false;
+        rk_time_sleep_ms(STOP_POLL_MS);
+    }
 }
 
 static void describe_end(const struct child *child, int32_t rank, struct rk_str *out)
@@ -246,11 +265,7 @@ static struct rk_status *start_error(const struct child *child, const char *text
  * collected. */
 static bool ends_soon(struct child *child)
 {
-    int64_t deadline_ns = rk_time_now_ns() + STOP_TIMEOUT_MS * 1000000LL;
-
-    while (!reap(child) && rk_time_now_ns() < deadline_ns)
-        rk_time_sleep_ms(STOP_POLL_MS);
-    return child->pid == 0;
+    return wait_for_ends(child, 1, 1, STOP_TIMEOUT_MS);
 }
 
 static struct rk_status *died_at_start(struct child *child, int32_t rank)
@@ -259,7 +274,6 @@ static struct rk_status *died_at_start(struct child *child, int32_t rank)
     struct rk_status *st;
 
     (void)ends_soon(child);
-    child->has_ended = true;
     describe_end(child, rank, &text);
     text.text[--text.bytes] = '\0'; /* its newline */
     append_last_words(child->log_path, &text);
@@ -389,15 +403,6 @@ struct rk_status *rk_local_start(struct rk_local **out, const struct rk_local_co
     return start_children(out, &config);
 }
 
-static bool all_ended(struct rk_local *local)
-{
-    bool all = true;
-
-    for (int32_t i = 0; i < local->num_children; i++)
-        all = reap(&local->children[i]) && all;
-    return all;
-}
-
 static void signal_all(struct rk_local *local, int signal_number)
 {
     for (int32_t i = 0; i < local->num_children; i++) {
@@ -435,15 +440,12 @@ struct rk_status *rk_local_detach(struct rk_local *local)
 
 static void stop_all(struct rk_local *local)
 {
-    int64_t deadline_ns = rk_time_now_ns() + STOP_TIMEOUT_MS * 1000000LL;
-
     signal_all(local, SIGTERM);
     signal_all(local, SIGCONT); /* a suspended process would not react */
-    while (!all_ended(local) && rk_time_now_ns() < deadline_ns)
-        rk_time_sleep_ms(STOP_POLL_MS);
-    signal_all(local, SIGKILL);
-    while (!all_ended(local)) /* SIGKILL cannot be refused */
-        rk_time_sleep_ms(STOP_POLL_MS);
+    if (wait_for_ends(local->children, local->num_children, local->num_children, STOP_TIMEOUT_MS))
+        return;
+    signal_all(local, SIGKILL); /* which cannot be refused */
+    (void)wait_for_ends(local->children, local->num_children, local->num_children, -1);
 }
 
 void rk_local_stop(struct rk_local *local)
@@ -471,27 +473,10 @@ const char *const *rk_local_addresses(const struct rk_local *local)
     return local->addresses;
 }
 
-static bool any_died(struct rk_local *local)
-{
-    bool any = false;
-
-    for (int32_t i = 0; i < local->num_children; i++) {
-        struct child *child = &local->children[i];
-
-        if (!child->has_ended && child->pid > 0 && reap(child))
-            child->has_ended = true;
-        any |= child->has_ended;
-    }
-    return any;
-}
-
 void rk_local_describe_deaths(struct rk_local *local, struct rk_str *out)
 {
-    int64_t deadline_ns = rk_time_now_ns() + DEATH_WAIT_MS * 1000000LL;
-
     /* The connections of a dying process close a moment before it can be waited for. */
-    while (!any_died(local) && rk_time_now_ns() < deadline_ns)
-        rk_time_sleep_ms(STOP_POLL_MS);
+    (void)wait_for_ends(local->children, local->num_children, 1, DEATH_WAIT_MS);
     for (int32_t i = 0; i < local->num_children; i++) {
         if (local->children[i].has_ended)
             describe_end(&local->children[i], i, out);
