@@ -32,8 +32,37 @@ function(rk_check_headers target)
     endif()
 endfunction()
 
+# Headers for C programs that link librankd_driver or librankd_rl, and the headers that they include.
+set(RK_INSTALLED_HEADERS
+    base/rk_arena.h base/rk_compiler.h base/rk_dtype.h base/rk_json.h base/rk_log.h base/layout/rk_mesh.h
+    base/rk_status.h base/rk_str.h
+    proto/limits.h proto/methods.def proto/rk_messages.h proto/rk_methods.h proto/rk_proto.h proto/rk_rpcs.h
+    proto/rk_stream.h proto/rpcs.def
+    dispatch/rk_batch.h dispatch/rk_dispatch.h dispatch/rk_modes.h dispatch/rk_plan.h dispatch/rk_recording.h
+    driver/rk_driver.h text/rk_chat.h text/rk_tokenizer.h
+    rl/rk_algo.h rl/rk_dataset.h rl/rk_examples.h rl/rk_reward.h)
+
+# rk_write_exports(MAP MODULE ...): a linker script that exports the functions that the installed headers of these
+# modules declare: at the beginning of a line, and not inline.
+function(rk_write_exports map)
+    list(JOIN ARGN "|" modules)
+    set(headers ${RK_INSTALLED_HEADERS})
+    list(FILTER headers INCLUDE REGEX "^(${modules})/.*[.]h$")
+    set(names)
+    foreach(header IN LISTS headers)
+        set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${header})
+        file(STRINGS ${CMAKE_SOURCE_DIR}/${header} lines REGEX "^[a-z].*[ *]rk_[a-z0-9_]+[(]")
+        list(FILTER lines EXCLUDE REGEX "^(static|typedef) ")
+        list(TRANSFORM lines REPLACE "^[^(]*[ *](rk_[a-z0-9_]+)[(].*" "\\1")
+        list(APPEND names ${lines})
+    endforeach()
+    list(FILTER names INCLUDE REGEX "^rk_[a-z0-9_]+$") # the rest of a line is behind its semicolon
+    list(JOIN names ";\n        " names)
+    file(CONFIGURE OUTPUT ${map} CONTENT "{\n    global:\n        @names@;\n    local:\n        *;\n};\n" @ONLY)
+endfunction()
+
 # rk_add_shared(NAME DESCRIPTION MODULE ...): libNAME.so of these modules for programs of others, with all of base, proto and
-# dispatch that their headers offer, and NAME.pc. NAME.map in the current folder lists what it exports.
+# dispatch that their headers offer, and NAME.pc. It exports what the installed headers of all these declare.
 function(rk_add_shared name description)
     set(modules ${ARGN})
     list(TRANSFORM modules PREPEND rk_)
@@ -43,7 +72,8 @@ function(rk_add_shared name description)
     target_include_directories(${name} INTERFACE ${CMAKE_SOURCE_DIR})
     target_link_libraries(${name} PRIVATE
         -Wl,--whole-archive rk_proto rk_dispatch ${modules} -Wl,--no-whole-archive rk_base rk_flags)
-    set(map ${CMAKE_CURRENT_SOURCE_DIR}/lib${name}.map)
+    set(map ${CMAKE_CURRENT_BINARY_DIR}/lib${name}.map)
+    rk_write_exports(${map} base proto dispatch ${ARGN})
     target_link_options(${name} PRIVATE -Wl,--version-script=${map})
     file(STRINGS ${CMAKE_SOURCE_DIR}/driver/rk_driver.h abi REGEX "^#define RK_DRIVER_ABI [0-9]+$")
     string(REGEX REPLACE ".* " "" RK_DRIVER_ABI "${abi}")
