@@ -12,46 +12,12 @@
 
 /* Sets in the order of their rows: the rows of a set are one run of the table, which begins after the rows of
  * all sets before it. Counting rows gives constant expressions, so that the tables need no initialisation. */
-enum column_set {
-    COLUMNS_none,
-    COLUMNS_prompts,
-    COLUMNS_rollout,
-    COLUMNS_routed_tokens,
-    COLUMNS_tokens,
-    COLUMNS_log_probs,
-    COLUMNS_ref_log_probs,
-    COLUMNS_teacher_top,
-    COLUMNS_values,
-    COLUMNS_texts,
-    COLUMNS_rm_scores,
-    COLUMNS_profile,
-    COLUMNS_policy,
-    COLUMNS_critic,
-    COLUMNS_sft,
-    COLUMNS_pairs,
-    COLUMNS_sums,
-    COLUMNS_sum_log_probs,
-};
-enum option_set {
-    OPTIONS_none,
-    OPTIONS_start_profile,
-    OPTIONS_stop_profile,
-    OPTIONS_init_model,
-    OPTIONS_update_weights,
-    OPTIONS_generate,
-    OPTIONS_log_prob,
-    OPTIONS_ref_log_prob,
-    OPTIONS_teacher_log_prob,
-    OPTIONS_update_actor,
-    OPTIONS_update_critic,
-    OPTIONS_update_dpo,
-    OPTIONS_forward_backward,
-    OPTIONS_optim_step,
-    OPTIONS_export_hf,
-    OPTIONS_save_checkpoint,
-    OPTIONS_wait_checkpoint,
-    OPTIONS_load_checkpoint,
-};
+#define COLUMN_SET(set) COLUMNS_##set,
+#define OPTION_SET(set) OPTIONS_##set,
+enum column_set { COLUMNS_none, RK_COLUMN_SETS(COLUMN_SET) };
+enum option_set { OPTIONS_none, RK_OPTION_SETS(OPTION_SET) };
+#undef COLUMN_SET
+#undef OPTION_SET
 
 static const struct rk_column_schema columns[] = {
 #define X(arg, set, name, dtype, dims, is_required, doc) {name, RK_DTYPE_##dtype, dims, is_required, doc},

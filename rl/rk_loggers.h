@@ -1,5 +1,5 @@
 /* Loggers: destinations of the metrics and the samples of a run. A logger is one file and one row in
- * loggers.c. */
+ * loggers.def. */
 #ifndef RK_LOGGERS_H
 #define RK_LOGGERS_H
 
@@ -11,6 +11,7 @@
 #include "base/rk_json.h"
 #include "base/rk_status.h"
 #include "base/rk_str.h"
+#include "rl/loggers/loggers.def"
 
 struct rk_logger_config {
     const struct rk_config *job;
@@ -67,7 +68,7 @@ struct rk_logger_ops {
 /* Always on: report.html (report/report.c). */
 extern const struct rk_logger_ops rk_logger_report;
 #define X(name) extern const struct rk_logger_ops rk_logger_##name;
-#include "rl/loggers/loggers.def"
+RK_LOGGER_TABLE(X)
 #undef X
 
 const struct rk_logger_ops *rk_logger_find(const char *name); /* NULL when unknown */

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Checks every #include against the module table below (docs/architecture.md has it as a diagram):
 #   - a module includes only public headers of the modules in its row, and no private header of another module (a
-#     module's unit tests, the simulation and the fuzz targets may);
+#     module's unit tests, the simulation, the fuzz targets and the templates of CONTRIBUTING.md may);
 #   - a header *_internal.h is included in its own folder, and in folders below it, only; a header of a module for its
 #     other folders has no prefix and no suffix (rl/data/messages.h), one for other modules the prefix rk_;
 #   - project headers are included by their path from the root and exist; a source includes its own header first;
@@ -110,7 +110,7 @@ function check_quoted(header,    target, is_own_test) {
     if (index(" " allowed[module] " ", " " target " ") == 0)
         report(module " may not include " target " (\"" header "\")")
     is_own_test = (index(file, "tests/unit/" target "/") == 1 || index(file, "tests/unit/sim/") == 1 || \
-        index(file, "tests/fuzz/") == 1)
+        index(file, "tests/fuzz/") == 1 || index(file, "tests/scripts/contributing/") == 1)
     if (header !~ /_internal[.]h$/ || is_own_test)
         return
     if (target != module)

@@ -107,7 +107,7 @@ static struct rk_status *check_brief(const struct rk_execute_header *header, con
         return NULL;
     if (!(method->flags & RK_MF_ALONE))
         return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
-                              "brief=true is allowed only for get_mesh_info and memory_report");
+                              "brief=true is allowed only for methods that run alone, not %s", method->name);
     if (header->two_phase)
         return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
                               "brief=true and two_phase=true exclude each other");

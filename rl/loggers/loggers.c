@@ -10,7 +10,7 @@
 
 static const struct rk_logger_ops *const table[] = {
 #define X(name) &rk_logger_##name,
-#include "rl/loggers/loggers.def"
+    RK_LOGGER_TABLE(X)
 #undef X
 };
 
@@ -27,7 +27,7 @@ const char *rk_logger_names(void)
 {
     static const char names[] =
 #define X(name) ", " #name
-#include "rl/loggers/loggers.def"
+        RK_LOGGER_TABLE(X)
 #undef X
         ;
 

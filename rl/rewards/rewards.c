@@ -18,7 +18,7 @@
 
 static const struct rk_reward_ops *const rows[] = {
 #define X(name) &rk_reward_##name,
-#include "rl/rewards/rewards.def"
+    RK_REWARD_TABLE(X)
 #undef X
 };
 

@@ -3,10 +3,11 @@
 #define RK_RL_REWARDS_H
 
 #include "base/rk_status.h"
+#include "rl/rewards/rewards.def"
 #include "rl/rk_reward.h"
 
 #define X(name) extern const struct rk_reward_ops rk_reward_##name;
-#include "rl/rewards/rewards.def"
+RK_REWARD_TABLE(X)
 #undef X
 
 /* The result of an item that has no score. */
