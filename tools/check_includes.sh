@@ -16,7 +16,7 @@ BEGIN {
     allowed["base"] = "base"
     allowed["base/layout"] = "base/layout base"
     allowed["base/math"] = "base/math base"
-    allowed["base/config"] = "base/config base"
+    allowed["base/config"] = "base/config base/math base"
     allowed["base/format"] = "base/format base"
     allowed["base/net"] = "base/net base"
     all_base = " base base/layout base/math base/config base/format base/net"

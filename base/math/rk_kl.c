@@ -12,8 +12,9 @@ static const struct {
     const char *name;
     rk_kl_type_t type;
 } names[] = {
-    {"kl", RK_KL_K1}, {"k1", RK_KL_K1},         {"abs", RK_KL_ABS}, {"mse", RK_KL_K2},
-    {"k2", RK_KL_K2}, {"low_var_kl", RK_KL_K3}, {"k3", RK_KL_K3},
+#define ROW(id, name) {name, RK_KL_##id},
+    RK_KL_NAME_TABLE(ROW)
+#undef ROW
 };
 
 struct rk_status *rk_kl_type_parse(const char *key, const char *text, rk_kl_type_t *type,
@@ -31,17 +32,15 @@ struct rk_status *rk_kl_type_parse(const char *key, const char *text, rk_kl_type
             return NULL;
         }
     }
-    return RK_FAIL(RK_INVALID_ARGUMENT,
-                   "%s: expected kl, k1, abs, mse, k2, low_var_kl or k3, each also with +, got \"%s\"", key,
-                   text);
+    return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected one of %s, got \"%s\"", key, RK_KL_CHOICES, text);
 }
 
 bool rk_topk_divergence_parse(const char *text, rk_topk_divergence_t *divergence)
 {
     static const char *const texts[RK_TOPK_DIVERGENCE_COUNT] = {
-        [RK_TOPK_FORWARD_KL] = "forward_kl_topk",
-        [RK_TOPK_REVERSE_KL] = "reverse_kl_topk",
-        [RK_TOPK_JSD] = "jsd_topk",
+#define NAME(id, name) [RK_TOPK_##id] = name,
+        RK_TOPK_TABLE(NAME)
+#undef NAME
     };
 
     for (int i = 0; i < RK_TOPK_DIVERGENCE_COUNT; i++) {

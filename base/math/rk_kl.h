@@ -13,14 +13,14 @@
 
 #include <stdbool.h>
 
+#include "base/math/formulas.def"
 #include "base/rk_status.h"
 
 RK_BEGIN_DECLS
 
 typedef enum rk_kl_type { RK_KL_K1, RK_KL_ABS, RK_KL_K2, RK_KL_K3, RK_KL_COUNT } rk_kl_type_t;
 
-/* "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", each also with "+". INVALID_ARGUMENT names key and
- * text. */
+/* A name of RK_KL_NAME_TABLE, also with "+". INVALID_ARGUMENT names key and text. */
 struct rk_status *rk_kl_type_parse(const char *key, const char *text, rk_kl_type_t *type,
                                    bool *straight_through) RK_NODISCARD;
 /* One estimator: value and gradient by log_prob. NaN gives NaN. */
@@ -29,13 +29,13 @@ void rk_kl_estimate(rk_kl_type_t type, bool straight_through, double log_prob, d
 
 /* Divergences over the ids that a teacher finds most likely: engine/loss/loss_distill_topk.c. */
 typedef enum rk_topk_divergence {
-    RK_TOPK_FORWARD_KL,
-    RK_TOPK_REVERSE_KL,
-    RK_TOPK_JSD,
-    RK_TOPK_DIVERGENCE_COUNT
+#define RK_TOPK_ID(id, name) RK_TOPK_##id,
+    RK_TOPK_TABLE(RK_TOPK_ID)
+#undef RK_TOPK_ID
+        RK_TOPK_DIVERGENCE_COUNT
 } rk_topk_divergence_t;
 
-/* "forward_kl_topk", "reverse_kl_topk", "jsd_topk"; false: another text. */
+/* A name of RK_TOPK_TABLE; false: another text. */
 bool rk_topk_divergence_parse(const char *text, rk_topk_divergence_t *divergence);
 
 RK_END_DECLS

@@ -2,19 +2,15 @@
 
 #include <string.h>
 
-#include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_str.h"
 
 /* verl's constant, added to the length of a row in seq-mean-token-mean of a matrix. */
 #define LENGTH_EPSILON 1e-8
 
 static const char *const names[RK_AGG_COUNT] = {
-    [RK_AGG_TOKEN_MEAN] = "token-mean",
-    [RK_AGG_TOKEN_SUM] = "token-sum",
-    [RK_AGG_SEQ_MEAN_TOKEN_SUM] = "seq-mean-token-sum",
-    [RK_AGG_SEQ_MEAN_TOKEN_MEAN] = "seq-mean-token-mean",
-    [RK_AGG_SEQ_MEAN_TOKEN_SUM_NORM] = "seq-mean-token-sum-norm",
+#define NAME(id, name) [RK_AGG_##id] = name,
+    RK_AGG_TABLE(NAME)
+#undef NAME
 };
 
 const char *rk_loss_agg_mode_name(rk_loss_agg_mode_t mode)
@@ -25,20 +21,13 @@ const char *rk_loss_agg_mode_name(rk_loss_agg_mode_t mode)
 
 struct rk_status *rk_loss_agg_mode_parse(const char *key, const char *text, rk_loss_agg_mode_t *mode)
 {
-    struct rk_str known = {0};
-    struct rk_status *st;
-
     for (int i = 0; i < RK_AGG_COUNT; i++) {
         if (strcmp(names[i], text) == 0) {
             *mode = (rk_loss_agg_mode_t)i;
             return NULL;
         }
     }
-    for (int i = 0; i < RK_AGG_COUNT; i++)
-        rk_str_appendf(&known, "%s%s", i ? ", " : "", names[i]);
-    st = RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected one of %s, got \"%s\"", key, rk_str_text(&known), text);
-    rk_str_fini(&known);
-    return st;
+    return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected one of %s, got \"%s\"", key, RK_AGG_CHOICES, text);
 }
 
 /* Divisor of the sum over a sequence with `length` counted tokens, before sequences are added. */

@@ -12,17 +12,16 @@
 
 #include <stdint.h>
 
+#include "base/math/formulas.def"
 #include "base/rk_status.h"
 
 RK_BEGIN_DECLS
 
 typedef enum rk_loss_agg_mode {
-    RK_AGG_TOKEN_MEAN,
-    RK_AGG_TOKEN_SUM,
-    RK_AGG_SEQ_MEAN_TOKEN_SUM,
-    RK_AGG_SEQ_MEAN_TOKEN_MEAN,
-    RK_AGG_SEQ_MEAN_TOKEN_SUM_NORM,
-    RK_AGG_COUNT
+#define RK_AGG_ID(id, name) RK_AGG_##id,
+    RK_AGG_TABLE(RK_AGG_ID)
+#undef RK_AGG_ID
+        RK_AGG_COUNT
 } rk_loss_agg_mode_t;
 
 const char *rk_loss_agg_mode_name(rk_loss_agg_mode_t mode);

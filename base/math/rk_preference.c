@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/math/formulas.def"
 #include "base/rk_assert.h"
 
 struct rk_preference_loss {
@@ -115,12 +116,10 @@ static struct rk_preference_slope of_sppo_hard(const struct rk_preference *pair,
 }
 
 static const struct rk_preference_loss losses[] = {
-    {"sigmoid", false, of_sigmoid, false},     {"robust", false, of_robust, false},
-    {"hinge", false, of_hinge, false},         {"ipo", true, of_ipo, false},
-    {"ipo_sum", false, of_ipo, false},         {"sigmoid_norm", true, of_sigmoid_norm, false},
-    {"exo_pair", false, of_exo_pair, true},    {"apo_zero", false, of_apo_zero, false},
-    {"apo_down", false, of_apo_down, false},   {"nca_pair", false, of_nca_pair, false},
-    {"sppo_hard", false, of_sppo_hard, false},
+#define ROW(name, formula, is_per_token, needs_smoothing) \
+    {#name, is_per_token, of_##formula, needs_smoothing},
+    RK_PREFERENCE_TABLE(ROW)
+#undef ROW
 };
 
 struct rk_status *rk_preference_read(struct rk_preference *out, const char *loss_type, double beta,
@@ -132,7 +131,8 @@ struct rk_status *rk_preference_read(struct rk_preference *out, const char *loss
             out->loss = &losses[i];
     }
     if (!out->loss)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "loss_type: %s is unknown", loss_type);
+        return RK_FAIL(RK_INVALID_ARGUMENT, "loss_type: expected one of %s, got \"%s\"",
+                       RK_PREFERENCE_CHOICES, loss_type);
     if (out->loss->needs_smoothing && label_smoothing == 0.0)
         return RK_FAIL(RK_INVALID_ARGUMENT, "label_smoothing: loss_type %s needs a number above 0, got 0",
                        loss_type);

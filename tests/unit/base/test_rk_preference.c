@@ -59,7 +59,7 @@ static void test_preference_read_names_the_key(void **state)
 
     (void)state;
     assert_fails(rk_preference_read(&pair, "aot", 0.1, 0.0), RK_INVALID_ARGUMENT,
-                 "loss_type: aot is unknown");
+                 "loss_type: expected one of sigmoid|robust|hinge|");
     assert_fails(rk_preference_read(&pair, "exo_pair", 0.1, 0.0), RK_INVALID_ARGUMENT,
                  "label_smoothing: loss_type exo_pair needs a number above 0, got 0");
 }
