@@ -5,7 +5,6 @@ find_package(Threads REQUIRED)
 
 pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson>=2.13)
 pkg_check_modules(OPENSSL REQUIRED IMPORTED_TARGET openssl>=3.0)
-pkg_check_modules(PROTOBUFC REQUIRED IMPORTED_TARGET libprotobuf-c>=1.4.1)
 pkg_check_modules(UV REQUIRED IMPORTED_TARGET libuv>=1.43)
 pkg_check_modules(MICROHTTPD REQUIRED IMPORTED_TARGET libmicrohttpd>=0.9.71)
 pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
@@ -39,10 +38,11 @@ if(NOT RK_SYSTEMD STREQUAL "OFF")
     endif()
 endif()
 
-find_program(RK_PROTOC_C protoc-c REQUIRED)
 find_program(RK_PROTOC protoc REQUIRED)
 if(RK_TESTS)
     pkg_check_modules(CMOCKA REQUIRED IMPORTED_TARGET cmocka)
+    pkg_check_modules(PROTOBUFC REQUIRED IMPORTED_TARGET libprotobuf-c) # another codec, to compare with
+    find_program(RK_PROTOC_C protoc-c REQUIRED)
     find_program(RK_PYTHON python3 REQUIRED) # for reward functions and test servers
     # The interpreter of the distribution's packages (python3-grpcio and others).
     find_program(RK_SYSTEM_PYTHON python3 PATHS /usr/bin NO_DEFAULT_PATH REQUIRED)

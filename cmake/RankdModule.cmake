@@ -36,7 +36,7 @@ endfunction()
 set(RK_INSTALLED_HEADERS
     base/rk_arena.h base/rk_compiler.h base/rk_dtype.h base/rk_json.h base/rk_log.h base/layout/rk_mesh.h
     base/rk_status.h base/rk_str.h
-    proto/limits.h proto/methods.def proto/rk_messages.h proto/rk_methods.h proto/rk_proto.h proto/rk_rpcs.h
+    proto/limits.h proto/messages.def proto/methods.def proto/rk_messages.h proto/rk_methods.h proto/rk_proto.h proto/rk_rpcs.h
     proto/rk_stream.h proto/rpcs.def
     dispatch/rk_batch.h dispatch/rk_dispatch.h dispatch/rk_modes.h dispatch/rk_plan.h dispatch/rk_recording.h
     driver/rk_driver.h text/rk_chat.h text/rk_tokenizer.h

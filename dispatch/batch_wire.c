@@ -191,7 +191,7 @@ static struct rk_status *bind_dims(struct dims *dims, const struct rk_tensor_spe
     }
     if (rank != spec->rank || (size_t)rank != (strlen(schema->dims) + 1) / 2)
         return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
-                              "column '%s' has %d dimensions, expected [%s]", spec->name, spec->rank,
+                              "column '%s' has %d dimensions, expected [%s]", spec->name, (int)spec->rank,
                               schema->dims);
     return NULL;
 }

@@ -111,7 +111,7 @@ static void send_next(struct rk_call_stream *stream)
             break;
         stream->next_send = SEND_CLOSE;
         send_request(stream, &(struct rk_execute_request){.kind = RK_EXECUTE_CANCEL,
-                                                          .cancel_reason = stream->cancel_reason});
+                                                          .cancel = {stream->cancel_reason}});
         break;
     case SEND_CLOSE:
         stream->next_send = SEND_NOTHING;

@@ -5,24 +5,18 @@
 
 #define RK_LIMIT_CHUNK_BYTES_DEFAULT \
     (2 << 20) /* full loopback speed, control calls stay in the low milliseconds */
-#define RK_LIMIT_CHUNK_BYTES_MAX (4 << 20)                /* stock clients accept 4 MiB messages */
-#define RK_LIMIT_MESSAGE_BYTES   ((4 << 20) + (64 << 10)) /* a chunk of the maximum plus its header */
-#define RK_LIMIT_HEADER_BYTES    (1 << 20)  /* ExecuteHeader: micro-batch plan and columns of many rows */
-#define RK_LIMIT_TENSORS         256        /* columns of one batch */
-#define RK_LIMIT_STRINGS         (64 << 10) /* non-tensor values of one batch */
-#define RK_LIMIT_META_ENTRIES    1024       /* options or meta of one call */
-#define RK_LIMIT_NAME_BYTES      128        /* column, option, role and method names */
-#define RK_LIMIT_DOC_BYTES       (4 << 10)  /* any other text except the values of a column */
-#define RK_LIMIT_TENSOR_RANK     8          /* as in safetensors files */
-#define RK_LIMIT_METRICS         4096       /* of one result or progress message */
-#define RK_LIMIT_LIST            4096       /* entries of any list without a separate limit */
-#define RK_LIMIT_UNKNOWN_FIELDS  16         /* protobuf-c stores unknown fields at 32 times their size */
-/* Scratch memory of unpacking a message: what protobuf-c takes for values (a one-byte varint becomes 8
- * bytes), for each field (40 to 80 bytes of bookkeeping, a pointer, a struct), and for the message itself.
- * The counts above are checked first, so this is a second bound. */
-#define RK_LIMIT_UNPACK_FACTOR       8
-#define RK_LIMIT_UNPACK_FIELD_BYTES  256
-#define RK_LIMIT_UNPACK_EXTRA_BYTES  (64 << 10)
+#define RK_LIMIT_CHUNK_BYTES_MAX     (4 << 20)                /* stock clients accept 4 MiB messages */
+#define RK_LIMIT_MESSAGE_BYTES       ((4 << 20) + (64 << 10)) /* a chunk of the maximum plus its header */
+#define RK_LIMIT_HEADER_BYTES        (1 << 20)  /* ExecuteHeader: micro-batch plan and columns of many rows */
+#define RK_LIMIT_TENSORS             256        /* columns of one batch */
+#define RK_LIMIT_STRINGS             (64 << 10) /* non-tensor values of one batch */
+#define RK_LIMIT_META_ENTRIES        1024       /* options or meta of one call */
+#define RK_LIMIT_NAME_BYTES          128        /* column, option, role and method names */
+#define RK_LIMIT_DOC_BYTES           (4 << 10)  /* any other text except the values of a column */
+#define RK_LIMIT_TENSOR_RANK         8          /* as in safetensors files */
+#define RK_LIMIT_METRICS             4096       /* of one result or progress message */
+#define RK_LIMIT_LIST                4096       /* entries of any list without a separate limit */
+#define RK_LIMIT_UNKNOWN_FIELDS      16         /* of one message, nested ones included */
 #define RK_LIMIT_INFLIGHT_BYTES      (8LL << 30) /* host memory for batches in flight; rpc.max_inflight */
 #define RK_LIMIT_QUEUED_CALLS        8           /* accepted or waiting calls of one daemon */
 #define RK_LIMIT_STORED_REQUESTS     64          /* request table for replays */

@@ -1,42 +1,33 @@
-/* Records: how a plain struct of rk_messages.h maps to a message that protoc-c generated.
- *
- * A record is a table with one row per field: its name in the .proto file, its kind, and its offset in the
- * plain struct. The data of the wire (number, wire type, offset in the generated struct) comes from
- * protobuf-c's descriptor, found by the name. Three generic walks use the tables: wire_check.c checks
- * received bytes before anything is allocated, record.c converts both ways. A new message is a new table
- * (messages_*.c), no code. */
+/* Records: the tables of messages.def. A record has one row per field of a message: its number and name in
+ * the .proto file, its kind, its place in the plain struct, its limits. wire_check.c checks received bytes by
+ * them before anything is allocated, record.c converts both ways. A new message is new rows, no code. */
 #ifndef RK_RECORD_INTERNAL_H
 #define RK_RECORD_INTERNAL_H
 
 #include <stddef.h>
 
-#include <protobuf-c/protobuf-c.h>
-
 #include "base/rk_arena.h"
 #include "base/rk_status.h"
 #include "base/rk_str.h"
 #include "proto/rk_messages.h"
+#include "proto/rk_wire.h"
 
 /* Type on the wire -> type in the plain struct. */
 typedef enum rk_field_kind {
-    RK_FIELD_BOOL,   /* bool -> bool */
-    RK_FIELD_I32,    /* int32 -> int32_t */
-    RK_FIELD_U32,    /* uint32, fixed32 -> uint32_t */
-    RK_FIELD_INDEX,  /* uint32 -> int32_t: ranks and sizes */
-    RK_FIELD_I64,    /* int64, sint64 -> int64_t */
-    RK_FIELD_U64,    /* uint64, fixed64 -> uint64_t */
-    RK_FIELD_REAL,   /* double -> double */
-    RK_FIELD_ENUM,   /* enum -> an enum type with the same values */
-    RK_FIELD_TEXT,   /* string -> const char *, never NULL once unpacked */
-    RK_FIELD_CHARS,  /* string -> char [max_bytes + 1] */
-    RK_FIELD_BYTES,  /* bytes -> struct rk_bytes */
-    RK_FIELD_RECORD, /* message -> a struct, zero when absent */
-    /* repeated: an array and its count */
-    RK_FIELD_U32S,
-    RK_FIELD_INDEXES,
-    RK_FIELD_I64S,
-    RK_FIELD_TEXTS,
-    RK_FIELD_RECORDS
+    RK_FIELD_BOOL,    /* bool -> bool */
+    RK_FIELD_I32,     /* int32 -> int32_t */
+    RK_FIELD_U32,     /* uint32 -> uint32_t */
+    RK_FIELD_INDEX,   /* uint32 -> int32_t: ranks and sizes */
+    RK_FIELD_I64,     /* int64 -> int64_t */
+    RK_FIELD_U64,     /* uint64 -> uint64_t */
+    RK_FIELD_ZIGZAG,  /* sint64 -> int64_t */
+    RK_FIELD_FIXED64, /* fixed64 -> uint64_t */
+    RK_FIELD_REAL,    /* double -> double */
+    RK_FIELD_ENUM,    /* enum -> an enum type with the same values */
+    RK_FIELD_TEXT,    /* string -> const char *, never NULL once unpacked */
+    RK_FIELD_CHARS,   /* string -> char [max + 1] */
+    RK_FIELD_BYTES,   /* bytes -> struct rk_bytes */
+    RK_FIELD_RECORD   /* message -> a struct, zero when absent */
 } rk_field_kind_t;
 
 /* Limits on the number of entries, each counted over a whole message (limits.h). */
@@ -56,55 +47,33 @@ typedef enum rk_cap {
 struct rk_record;
 
 struct rk_field {
+    uint32_t number;
     const char *name; /* in the .proto file */
     rk_field_kind_t kind;
-    size_t offset;         /* of the member in the plain struct */
-    size_t count_offset;   /* repeated: of its count */
-    size_t count_bytes;    /* repeated: 4 or 8 */
-    rk_cap_t cap;          /* repeated */
-    size_t max_bytes;      /* TEXT, CHARS, BYTES, TEXTS: longest value; 0: the message's size */
-    size_t max_entries;    /* repeated: of one list, below the cap; 0: none */
-    int32_t selected_kind; /* member of a oneof: value of the struct's kind */
-    const struct rk_record *record;
+    size_t offset; /* of the member in the plain struct */
+    size_t max;    /* TEXT, CHARS, BYTES: bytes, 0: the message's size; ENUM: value */
+    const struct rk_record *(*record)(void);
+    bool is_list; /* the member points to an array */
+    size_t count_offset, count_bytes;
+    rk_cap_t cap;
+    size_t max_entries;    /* of one list, below the cap; 0: none */
+    int32_t selected_kind; /* field of a oneof: the value at kind_offset, else 0 */
+    size_t kind_offset;
 };
 
 struct rk_record {
-    const ProtobufCMessageDescriptor *descriptor;
+    const char *name; /* with its package */
     size_t struct_bytes;
-    const struct rk_field *fields;
+    const struct rk_field *fields; /* by number */
     size_t num_fields;
-    bool has_kind; /* the message has a oneof; its kind (an enum, 0 for none) is at kind_offset */
-    size_t kind_offset;
-    /* Checks beyond the types; NULL: none. */
-    struct rk_status *(*check)(const void *value);
+    struct rk_status *(*check)(const void *value); /* checks beyond the types; NULL: none */
 };
 
-#define RK_RECORD(symbol, pb_descriptor, tag, table, ...)                \
-    const struct rk_record symbol = {.descriptor = &(pb_descriptor),     \
-                                     .struct_bytes = sizeof(struct tag), \
-                                     .fields = (table),                  \
-                                     .num_fields = RK_ARRAY_LEN(table),  \
-                                     ##__VA_ARGS__}
-/* A field; `...` are further designated members. */
-#define RK_ONE(kind_, tag, pb_name, member, ...)                                                           \
-    {                                                                                                      \
-        .name = (pb_name), .kind = RK_FIELD_##kind_, .offset = offsetof(struct tag, member), ##__VA_ARGS__ \
-    }
-#define RK_SUB(tag, pb_name, member, sub, ...) \
-    RK_ONE(RECORD, tag, pb_name, member, .record = &(sub), ##__VA_ARGS__)
-#define RK_MANY(kind_, tag, pb_name, member, count, cap_, ...)                                        \
-    {                                                                                                 \
-        .name = (pb_name), .kind = RK_FIELD_##kind_, .offset = offsetof(struct tag, member),          \
-        .count_offset = offsetof(struct tag, count), .count_bytes = sizeof(((struct tag *)0)->count), \
-        .cap = RK_CAP_##cap_, ##__VA_ARGS__                                                           \
-    }
-#define RK_SUBS(tag, pb_name, member, count, cap_, sub, ...) \
-    RK_MANY(RECORDS, tag, pb_name, member, count, cap_, .record = &(sub), ##__VA_ARGS__)
+#define RK_RECORD_FIELDS_MAX 64 /* of one message: one bit each */
 
-/* Checks received bytes: wire format, wire types, text, enum values, counts. *num_fields receives the number
- * of fields and entries, including nested ones. Errors name the field by its path. */
-struct rk_status *rk_wire_check(const struct rk_record *record, const void *data, size_t bytes,
-                                uint64_t *num_fields) RK_NODISCARD;
+/* Checks received bytes: wire format, wire types, text, enum values, counts. Errors name the field by its
+ * path. */
+struct rk_status *rk_wire_check(const struct rk_record *record, const void *data, size_t bytes) RK_NODISCARD;
 
 void rk_record_pack(struct rk_str *out, const struct rk_record *record, const void *value);
 /* value has room for record->struct_bytes; zeroed on failure. */
@@ -112,25 +81,19 @@ struct rk_status *rk_record_unpack(void *value, const struct rk_record *record, 
                                    const void *data, size_t bytes) RK_NODISCARD;
 
 /* The row of a field, NULL when the table has none. */
-const struct rk_field *rk_record_find_row(const struct rk_record *record,
-                                          const ProtobufCFieldDescriptor *field);
-bool rk_field_is_repeated(const struct rk_field *field);
+const struct rk_field *rk_record_find_row(const struct rk_record *record, uint32_t number);
+rk_wire_type_t rk_field_wire_type(const struct rk_field *field);
+/* Whether this field of a list holds many entries. */
+bool rk_field_is_packed(const struct rk_field *field, uint32_t wire_type);
 
-/* messages_batch.c */
-extern const struct rk_record rk_record_meta_entry;
-extern const struct rk_record rk_record_batch_spec;
-extern const struct rk_record rk_record_field_info;
-/* messages_group.c */
-extern const struct rk_record rk_record_fence;
-extern const struct rk_record rk_record_rank_info;
-/* messages_execute.c */
-extern const struct rk_record rk_record_plan;
-extern const struct rk_record rk_record_metric;
-extern const struct rk_record rk_record_progress;
-/* One for each row of RK_MESSAGE_TABLE, in messages_*.c. */
-#define X(name) extern const struct rk_record rk_record_##name;
-RK_MESSAGE_TABLE(X)
-#undef X
+/* messages.c */
+const struct rk_record *rk_record_empty(void);
+const struct rk_record *rk_record_mesh_spec(void);
+#define RK_MESSAGE(tag, name) const struct rk_record *rk_record_##tag(void);
+#define RK_DECLARE(declaration)
+#define RK_ROW(...)
+#define RK_END(check)
+#include "proto/messages.def"
 
 /* meta.c: INVALID_ARGUMENT for a key that occurs twice. */
 struct rk_status *rk_meta_check(const struct rk_meta *meta) RK_NODISCARD;

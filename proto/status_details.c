@@ -5,7 +5,6 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "proto/limits.h"
-#include "rankd/v1/errors.pb-c.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -17,88 +16,6 @@
 #define ERROR_DOMAIN          "rankd.dev"
 #define DETAILS_MAX           3
 #define DESCRIPTION_BYTES_MAX 512 /* message and details are metadata, of which stock clients take 8 KiB */
-
-struct any {
-    const char *type_url;
-    struct rk_bytes value;
-};
-struct rpc_status {
-    int32_t code;
-    const char *message;
-    int64_t num_details;
-    struct any *details;
-};
-struct entry { /* of a map */
-    const char *key, *value;
-};
-struct error_info {
-    const char *reason;
-    const char *domain;
-    int64_t num_entries;
-    struct entry *entries;
-};
-struct violation {
-    const char *field, *description;
-};
-struct bad_request {
-    int64_t num_violations;
-    struct violation *violations;
-};
-struct duration {
-    int64_t seconds;
-    int32_t nanos;
-};
-struct retry_info {
-    struct duration delay;
-};
-
-static const struct rk_field any_fields[] = {
-    RK_ONE(TEXT, any, "type_url", type_url),
-    RK_ONE(BYTES, any, "value", value),
-};
-static RK_RECORD(record_any, google__rpc__any__descriptor, any, any_fields);
-
-static const struct rk_field rpc_status_fields[] = {
-    RK_ONE(I32, rpc_status, "code", code),
-    RK_ONE(TEXT, rpc_status, "message", message),
-    RK_SUBS(rpc_status, "details", details, num_details, LIST, record_any),
-};
-static RK_RECORD(record_rpc_status, google__rpc__status__descriptor, rpc_status, rpc_status_fields);
-
-static const struct rk_field entry_fields[] = {
-    RK_ONE(TEXT, entry, "key", key),
-    RK_ONE(TEXT, entry, "value", value),
-};
-static RK_RECORD(record_entry, google__rpc__error_info__metadata_entry__descriptor, entry, entry_fields);
-
-static const struct rk_field error_info_fields[] = {
-    RK_ONE(TEXT, error_info, "reason", reason),
-    RK_ONE(TEXT, error_info, "domain", domain),
-    RK_SUBS(error_info, "metadata", entries, num_entries, LIST, record_entry),
-};
-static RK_RECORD(record_error_info, google__rpc__error_info__descriptor, error_info, error_info_fields);
-
-static const struct rk_field violation_fields[] = {
-    RK_ONE(TEXT, violation, "field", field),
-    RK_ONE(TEXT, violation, "description", description),
-};
-static RK_RECORD(record_violation, google__rpc__field_violation__descriptor, violation, violation_fields);
-
-static const struct rk_field bad_request_fields[] = {
-    RK_SUBS(bad_request, "field_violations", violations, num_violations, LIST, record_violation),
-};
-static RK_RECORD(record_bad_request, google__rpc__bad_request__descriptor, bad_request, bad_request_fields);
-
-static const struct rk_field duration_fields[] = {
-    RK_ONE(I64, duration, "seconds", seconds),
-    RK_ONE(I32, duration, "nanos", nanos),
-};
-static RK_RECORD(record_duration, google__rpc__duration__descriptor, duration, duration_fields);
-
-static const struct rk_field retry_info_fields[] = {
-    RK_SUB(retry_info, "retry_delay", delay, record_duration),
-};
-static RK_RECORD(record_retry_info, google__rpc__retry_info__descriptor, retry_info, retry_info_fields);
 
 /* Length of at most `max_bytes` of the text that does not cut a character. */
 static size_t cut_utf8(const char *text, size_t max_bytes)
@@ -116,7 +33,7 @@ static size_t cut_utf8(const char *text, size_t max_bytes)
 
 struct details {
     int64_t count;
-    struct any list[DETAILS_MAX];
+    struct rk_any list[DETAILS_MAX];
     struct rk_str values[DETAILS_MAX];
 };
 
@@ -124,7 +41,7 @@ static void add_detail(struct details *details, const char *type_url, const stru
                        const void *message)
 {
     struct rk_str *value = &details->values[details->count];
-    struct any *any = &details->list[details->count];
+    struct rk_any *any = &details->list[details->count];
 
     RK_ASSERT(details->count < DETAILS_MAX);
     rk_record_pack(value, record, message);
@@ -137,8 +54,8 @@ static void add_detail(struct details *details, const char *type_url, const stru
 static void add_reason(struct details *details, const struct rk_status *st)
 {
     char rank[16];
-    struct entry entry = {.key = "rank", .value = rank};
-    struct error_info info = {.reason = rk_status_reason(st), .domain = ERROR_DOMAIN, .entries = &entry};
+    struct rk_error_metadata entry = {.key = "rank", .value = rank};
+    struct rk_error_info info = {.reason = rk_status_reason(st), .domain = ERROR_DOMAIN, .entries = &entry};
 
     if (!info.reason[0])
         return;
@@ -146,7 +63,7 @@ static void add_reason(struct details *details, const struct rk_status *st)
         snprintf(rank, sizeof(rank), "%d", (int)rk_status_blamed_rank(st));
         info.num_entries = 1;
     }
-    add_detail(details, ERROR_INFO_TYPE, &record_error_info, &info);
+    add_detail(details, ERROR_INFO_TYPE, rk_record_error_info(), &info);
 }
 
 static void add_field(struct details *details, const struct rk_status *st)
@@ -154,16 +71,16 @@ static void add_field(struct details *details, const struct rk_status *st)
     const char *text = rk_status_message(st), *field = rk_status_field(st);
     bool is_request =
         rk_status_code(st) == RK_INVALID_ARGUMENT || strcmp(rk_status_reason(st), "BAD_FIELD") == 0;
-    struct violation violation;
-    struct bad_request request = {.num_violations = 1, .violations = &violation};
+    struct rk_field_violation violation;
+    struct rk_bad_request request = {.num_violations = 1, .violations = &violation};
     char *name, *description;
 
     if (!is_request || !field[0])
         return;
     name = rk_strndup(field, cut_utf8(field, RK_LIMIT_NAME_BYTES));
     description = rk_strndup(text, cut_utf8(text, DESCRIPTION_BYTES_MAX));
-    violation = (struct violation){.field = name, .description = description};
-    add_detail(details, BAD_REQUEST_TYPE, &record_bad_request, &request);
+    violation = (struct rk_field_violation){.field = name, .description = description};
+    add_detail(details, BAD_REQUEST_TYPE, rk_record_bad_request(), &request);
     rk_free(description);
     rk_free(name);
 }
@@ -171,17 +88,18 @@ static void add_field(struct details *details, const struct rk_status *st)
 static void add_retry(struct details *details, const struct rk_status *st)
 {
     int64_t ms = rk_status_retry_ms(st);
-    struct retry_info info = {.delay = {.seconds = ms / 1000, .nanos = (int32_t)(ms % 1000) * 1000000}};
+    struct rk_retry_info info = {
+        .retry_delay = {.seconds = ms / 1000, .nanos = (int32_t)(ms % 1000) * 1000000}};
 
     if (ms >= 0)
-        add_detail(details, RETRY_INFO_TYPE, &record_retry_info, &info);
+        add_detail(details, RETRY_INFO_TYPE, rk_record_retry_info(), &info);
 }
 
 void rk_pack_status_details(struct rk_str *out, const struct rk_status *st)
 {
     const char *text = rk_status_message(st);
     char *message = rk_strndup(text, cut_utf8(text, RK_LIMIT_STATUS_TEXT_BYTES));
-    struct rpc_status status = {.code = (int32_t)rk_status_code(st), .message = message};
+    struct rk_rpc_status status = {.code = (int32_t)rk_status_code(st), .message = message};
     struct details details = {0};
 
     add_reason(&details, st);
@@ -189,7 +107,7 @@ void rk_pack_status_details(struct rk_str *out, const struct rk_status *st)
     add_retry(&details, st);
     status.num_details = details.count;
     status.details = details.list;
-    rk_record_pack(out, &record_rpc_status, &status);
+    rk_record_pack(out, rk_record_rpc_status(), &status);
     for (int64_t i = 0; i < details.count; i++)
         rk_str_fini(&details.values[i]);
     rk_free(message);
@@ -201,16 +119,16 @@ void rk_pack_status_details(struct rk_str *out, const struct rk_status *st)
 static const char *find_reason(struct rk_arena *arena, const void *details, size_t bytes)
 {
     struct rk_status *st;
-    struct rpc_status status;
-    struct error_info info;
+    struct rk_rpc_status status;
+    struct rk_error_info info;
 
-    st = rk_record_unpack(&status, &record_rpc_status, arena, details, bytes);
+    st = rk_record_unpack(&status, rk_record_rpc_status(), arena, details, bytes);
     for (int64_t i = 0; !st && i < status.num_details; i++) {
-        const struct any *any = &status.details[i];
+        const struct rk_any *any = &status.details[i];
 
         if (strcmp(any->type_url, ERROR_INFO_TYPE) != 0)
             continue;
-        st = rk_record_unpack(&info, &record_error_info, arena, any->value.data, any->value.bytes);
+        st = rk_record_unpack(&info, rk_record_error_info(), arena, any->value.data, any->value.bytes);
         if (!st)
             return info.reason;
     }

@@ -9,6 +9,7 @@
 
 #include "base/rk_assert.h"
 #include "proto/limits.h"
+#include "proto/rk_wire.h"
 
 #include <grpc/byte_buffer.h>
 #include <grpc/byte_buffer_reader.h>
@@ -16,14 +17,11 @@
 
 #include <string.h>
 
-enum { WIRE_VARINT = 0, WIRE_FIXED64 = 1, WIRE_LENGTH = 2, WIRE_FIXED32 = 5 };
 enum { FIELD_TENSOR = 1, FIELD_OFFSET = 2, FIELD_DATA = 15, FIELD_CHUNK = 15 };
 
 #define KEY(field, wire_type) ((uint8_t)((field) << 3 | (wire_type)))
-#define MAX_VARINT_BYTES      10
-#define MAX_KEY_BYTES         5 /* keys and lengths */
 /* Two keys and lengths around the chunk and its data, and the two fields before the data. */
-#define MAX_CHUNK_PREFIX_BYTES (2 * (1 + MAX_VARINT_BYTES) + 2 * (1 + MAX_VARINT_BYTES))
+#define MAX_CHUNK_PREFIX_BYTES (2 * (1 + RK_WIRE_VARINT_BYTES_MAX) + 2 * (1 + RK_WIRE_VARINT_BYTES_MAX))
 
 /* --- encoding --- */
 
@@ -36,18 +34,6 @@ struct grpc_byte_buffer *rk_stream_encode(const struct rk_str *packed)
     return buffer;
 }
 
-static size_t put_varint(uint8_t *dst, uint64_t value)
-{
-    size_t bytes = 0;
-
-    while (value >= 0x80) {
-        dst[bytes++] = (uint8_t)(value | 0x80);
-        value >>= 7;
-    }
-    dst[bytes++] = (uint8_t)value;
-    return bytes;
-}
-
 /* The fields of a TensorChunk up to and with the length of its data. Zero fields are omitted, as in
  * proto3. */
 static size_t put_chunk_fields(uint8_t *dst, const struct rk_tensor_chunk *chunk, size_t data_bytes)
@@ -55,15 +41,15 @@ static size_t put_chunk_fields(uint8_t *dst, const struct rk_tensor_chunk *chunk
     size_t bytes = 0;
 
     if (chunk->tensor) {
-        dst[bytes++] = KEY(FIELD_TENSOR, WIRE_VARINT);
-        bytes += put_varint(dst + bytes, chunk->tensor);
+        dst[bytes++] = KEY(FIELD_TENSOR, RK_WIRE_VARINT);
+        bytes += rk_wire_varint(dst + bytes, chunk->tensor);
     }
     if (chunk->offset) {
-        dst[bytes++] = KEY(FIELD_OFFSET, WIRE_VARINT);
-        bytes += put_varint(dst + bytes, chunk->offset);
+        dst[bytes++] = KEY(FIELD_OFFSET, RK_WIRE_VARINT);
+        bytes += rk_wire_varint(dst + bytes, chunk->offset);
     }
-    dst[bytes++] = KEY(FIELD_DATA, WIRE_LENGTH);
-    return bytes + put_varint(dst + bytes, data_bytes);
+    dst[bytes++] = KEY(FIELD_DATA, RK_WIRE_LENGTH);
+    return bytes + rk_wire_varint(dst + bytes, data_bytes);
 }
 
 struct grpc_byte_buffer *rk_stream_encode_chunk(const struct rk_tensor_chunk *chunk, const void *data,
@@ -77,8 +63,8 @@ struct grpc_byte_buffer *rk_stream_encode_chunk(const struct rk_tensor_chunk *ch
 
     RK_ASSERT(bytes > 0);
     RK_ASSERT(bytes <= RK_LIMIT_CHUNK_BYTES_MAX);
-    prefix[prefix_bytes++] = KEY(FIELD_CHUNK, WIRE_LENGTH);
-    prefix_bytes += put_varint(prefix + prefix_bytes, fields_bytes + bytes);
+    prefix[prefix_bytes++] = KEY(FIELD_CHUNK, RK_WIRE_LENGTH);
+    prefix_bytes += rk_wire_varint(prefix + prefix_bytes, fields_bytes + bytes);
     memcpy(prefix + prefix_bytes, fields, fields_bytes);
     slices[0] = grpc_slice_from_copied_buffer((const char *)prefix, prefix_bytes + fields_bytes);
     slices[1] = grpc_slice_new_with_user_data((void *)data, bytes, release, user);
@@ -165,21 +151,21 @@ static bool read_field(struct cursor *cursor, uint64_t *key, uint64_t *number, u
     uint8_t raw[4];
 
     *number = *bytes = 0;
-    if (!cursor_varint(cursor, MAX_KEY_BYTES, key) || *key > UINT32_MAX || *key >> 3 == 0)
+    if (!cursor_varint(cursor, RK_WIRE_KEY_BYTES_MAX, key) || *key > UINT32_MAX || *key >> 3 == 0)
         return false;
     switch (*key & 7) {
-    case WIRE_VARINT:
-        return cursor_varint(cursor, MAX_VARINT_BYTES, number);
-    case WIRE_FIXED32:
+    case RK_WIRE_VARINT:
+        return cursor_varint(cursor, RK_WIRE_VARINT_BYTES_MAX, number);
+    case RK_WIRE_FIXED32:
         if (!cursor_take(cursor, raw, sizeof(raw)))
             return false;
         *number = (uint64_t)raw[0] | (uint64_t)raw[1] << 8 | (uint64_t)raw[2] << 16 | (uint64_t)raw[3] << 24;
         return true;
-    case WIRE_FIXED64:
+    case RK_WIRE_FIXED64:
         *bytes = 8;
         break;
-    case WIRE_LENGTH:
-        if (!cursor_varint(cursor, MAX_KEY_BYTES, bytes))
+    case RK_WIRE_LENGTH:
+        if (!cursor_varint(cursor, RK_WIRE_KEY_BYTES_MAX, bytes))
             return false;
         break;
     default:
@@ -220,11 +206,11 @@ static struct rk_status *read_chunk(struct rk_stream_frame *out, struct cursor *
     while (cursor->position < end) {
         if (!read_field(cursor, &key, &number, &value_bytes))
             return garbage(cursor);
-        if (key == KEY(FIELD_TENSOR, WIRE_VARINT)) {
+        if (key == KEY(FIELD_TENSOR, RK_WIRE_VARINT)) {
             out->chunk.tensor = (uint32_t)number;
-        } else if (key == KEY(FIELD_OFFSET, WIRE_VARINT)) {
+        } else if (key == KEY(FIELD_OFFSET, RK_WIRE_VARINT)) {
             out->chunk.offset = number;
-        } else if (key == KEY(FIELD_DATA, WIRE_LENGTH)) {
+        } else if (key == KEY(FIELD_DATA, RK_WIRE_LENGTH)) {
             out->data_begin = cursor->position;
             out->data_bytes = value_bytes;
         } else {
@@ -257,7 +243,7 @@ struct rk_status *rk_stream_read(struct rk_stream_frame *out, struct grpc_byte_b
     while (cursor.position < cursor.total) {
         if (!read_field(&cursor, &key, &number, &bytes))
             RK_TRY_GOTO(st, garbage(&cursor), out);
-        if (key == KEY(FIELD_CHUNK, WIRE_LENGTH)) {
+        if (key == KEY(FIELD_CHUNK, RK_WIRE_LENGTH)) {
             num_chunks++;
             RK_TRY_GOTO(st, read_chunk(out, &cursor, bytes), out);
             continue;

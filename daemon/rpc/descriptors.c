@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/rk_assert.h"
+#include "proto/rk_wire.h"
 
 static const uint8_t descriptor_set[] = {
 #include "generated/descriptors.h"
@@ -37,42 +38,17 @@ static const struct {
     {NODE_SERVICE, 2, NODE_LEAF},
 };
 
-static uint64_t read_varint(struct rk_bytes *in)
-{
-    uint64_t value = 0;
-
-    for (int shift = 0; shift < 64; shift += 7) {
-        uint8_t byte;
-
-        RK_ASSERT(in->bytes > 0);
-        byte = *in->data++;
-        in->bytes--;
-        value |= (uint64_t)(byte & 0x7f) << shift;
-        if (!(byte & 0x80))
-            return value;
-    }
-    RK_ASSERT(!"a varint of more than ten bytes");
-    return value;
-}
-
 /* Takes the next field; *value is empty unless it has a length. False at the end. */
 static bool next_field(struct rk_bytes *in, uint32_t *number, struct rk_bytes *value)
 {
-    uint64_t key, bytes = 0;
+    struct rk_wire_field field;
 
     if (in->bytes == 0)
         return false;
-    key = read_varint(in);
-    *number = (uint32_t)(key >> 3);
-    RK_ASSERT((key & 7) == 0 || (key & 7) == 2); /* descriptors have no others */
-    if ((key & 7) == 0)
-        read_varint(in);
-    else
-        bytes = read_varint(in);
-    RK_ASSERT(bytes <= in->bytes);
-    *value = (struct rk_bytes){.data = in->data, .bytes = (size_t)bytes};
-    in->data += bytes;
-    in->bytes -= (size_t)bytes;
+    RK_ASSERT(rk_wire_next(in, &field));
+    RK_ASSERT(field.type == RK_WIRE_VARINT || field.type == RK_WIRE_LENGTH); /* descriptors have no others */
+    *number = field.number;
+    *value = field.type == RK_WIRE_LENGTH ? field.bytes : (struct rk_bytes){in->data, 0};
     return true;
 }
 

@@ -347,7 +347,7 @@ static void on_small_message(struct rk_execute *execute, struct grpc_byte_buffer
     RK_TRY_GOTO(st, rk_stream_flatten(&bytes, arena, message, SMALL_MESSAGE_BYTES), out);
     RK_TRY_GOTO(st, rk_unpack_execute_request(&request, arena, bytes.data, bytes.bytes), out);
     if (request.kind == RK_EXECUTE_CANCEL)
-        cancel(execute, request.cancel_reason);
+        cancel(execute, request.cancel.reason);
     else if (request.kind == RK_EXECUTE_COMMIT && execute->stage < RK_EXECUTE_STAGE_RUNNING)
         commit(execute);
     else if (request.kind != RK_EXECUTE_COMMIT) /* on an attached stream it is a repetition */

@@ -5,6 +5,7 @@
 #include "base/rk_assert.h"
 #include "daemon/daemon_internal.h"
 #include "daemon/rpc/descriptors_internal.h"
+#include "proto/rk_wire.h"
 
 #define MAX_REQUEST_BYTES (16 << 10) /* the response repeats it */
 
@@ -19,28 +20,6 @@ enum {
 };
 enum { FILE_DESCRIPTOR_PROTO = 1, BASE_TYPE_NAME = 1, SERVICE = 1, SERVICE_NAME = 1 };
 enum { ERROR_CODE = 1, ERROR_MESSAGE = 2 };
-enum { WIRE_VARINT = 0, WIRE_LENGTH = 2 };
-
-static void put_varint(struct rk_str *out, uint64_t value)
-{
-    for (; value > 0x7f; value >>= 7)
-        rk_str_append_bytes(out, &(char){(char)(value | 0x80)}, 1);
-    rk_str_append_bytes(out, &(char){(char)value}, 1);
-}
-
-static void put_bytes(struct rk_str *out, uint32_t number, const void *data, size_t bytes)
-{
-    put_varint(out, number << 3 | WIRE_LENGTH);
-    put_varint(out, bytes);
-    rk_str_append_bytes(out, data, bytes);
-}
-
-/* A message; takes the buffer. */
-static void put_message(struct rk_str *out, uint32_t number, struct rk_str *message)
-{
-    put_bytes(out, number, rk_str_text(message), message->bytes);
-    rk_str_fini(message);
-}
 
 static void put_file(struct rk_str *out, int32_t file)
 {
@@ -50,9 +29,9 @@ static void put_file(struct rk_str *out, int32_t file)
     for (int32_t i = 0; i < count; i++) {
         struct rk_bytes descriptor = rk_descriptor_get(files[i]);
 
-        put_bytes(&list, FILE_DESCRIPTOR_PROTO, descriptor.data, descriptor.bytes);
+        rk_wire_put_bytes(&list, FILE_DESCRIPTOR_PROTO, descriptor.data, descriptor.bytes);
     }
-    put_message(out, FILE_DESCRIPTOR_RESPONSE, &list);
+    rk_wire_put_message(out, FILE_DESCRIPTOR_RESPONSE, &list);
 }
 
 /* The services of all RPCs: a path is "/SERVICE/METHOD", and the paths of a service are consecutive. */
@@ -69,12 +48,12 @@ static void put_services(struct rk_str *out)
 
         if (bytes == last_bytes && memcmp(name, last, bytes) == 0)
             continue;
-        put_bytes(&service, SERVICE_NAME, name, bytes);
-        put_message(&list, SERVICE, &service);
+        rk_wire_put_bytes(&service, SERVICE_NAME, name, bytes);
+        rk_wire_put_message(&list, SERVICE, &service);
         last = name;
         last_bytes = bytes;
     }
-    put_message(out, LIST_SERVICES_RESPONSE, &list);
+    rk_wire_put_message(out, LIST_SERVICES_RESPONSE, &list);
 }
 
 /* No message has extensions: proto3 has none. */
@@ -84,8 +63,8 @@ static struct rk_status *put_extension_numbers(struct rk_str *out, const char *t
 
     if (!rk_descriptor_has_message(type))
         return RK_FAIL(RK_NOT_FOUND, "unknown message type '%s'", type);
-    put_bytes(&numbers, BASE_TYPE_NAME, type, strlen(type));
-    put_message(out, EXTENSION_NUMBERS_RESPONSE, &numbers);
+    rk_wire_put_text(&numbers, BASE_TYPE_NAME, type);
+    rk_wire_put_message(out, EXTENSION_NUMBERS_RESPONSE, &numbers);
     return NULL;
 }
 
@@ -123,10 +102,9 @@ static void put_error(struct rk_str *out, const struct rk_status *st)
 {
     struct rk_str error = {0};
 
-    put_varint(&error, ERROR_CODE << 3 | WIRE_VARINT);
-    put_varint(&error, (uint64_t)rk_status_code(st));
-    put_bytes(&error, ERROR_MESSAGE, rk_status_message(st), strlen(rk_status_message(st)));
-    put_message(out, ERROR_RESPONSE, &error);
+    rk_wire_put_number(&error, ERROR_CODE, (uint64_t)rk_status_code(st));
+    rk_wire_put_text(&error, ERROR_MESSAGE, rk_status_message(st));
+    rk_wire_put_message(out, ERROR_RESPONSE, &error);
 }
 
 static struct rk_status *reflect(struct rk_call *call, struct rk_bytes request, struct rk_str *reply)
@@ -135,8 +113,8 @@ static struct rk_status *reflect(struct rk_call *call, struct rk_bytes request, 
     struct rk_status *error;
 
     RK_TRY(rk_unpack_reflection_request(&message, rk_call_arena(call), request.data, request.bytes));
-    put_bytes(reply, VALID_HOST, message.host, strlen(message.host));
-    put_bytes(reply, ORIGINAL_REQUEST, request.data, request.bytes);
+    rk_wire_put_text(reply, VALID_HOST, message.host);
+    rk_wire_put_bytes(reply, ORIGINAL_REQUEST, request.data, request.bytes);
     error = put_answer(reply, &message);
     if (error)
         put_error(reply, error);

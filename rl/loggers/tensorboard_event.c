@@ -7,13 +7,12 @@
 #include <string.h>
 
 #include "base/rk_crc32c.h"
+#include "proto/rk_wire.h"
 
 #define FILE_VERSION "brain.Event:2"
 
-enum wire_type { WIRE_VARINT = 0, WIRE_FIXED64 = 1, WIRE_BYTES = 2, WIRE_FIXED32 = 5 };
-
 /* Field numbers of event.proto, summary.proto, tensor.proto and tensor_shape.proto. */
-enum field {
+enum {
     EVENT_WALL_TIME = 1,
     EVENT_STEP = 2,
     EVENT_FILE_VERSION = 3,
@@ -36,52 +35,6 @@ enum field {
 
 enum { SESSION_START = 1, DT_STRING = 7 };
 
-static void put_varint(struct rk_str *out, uint64_t value)
-{
-    while (value >= 0x80) {
-        rk_str_append_bytes(out, (const char[]){(char)(0x80 | (value & 0x7f))}, 1);
-        value >>= 7;
-    }
-    rk_str_append_bytes(out, (const char[]){(char)value}, 1);
-}
-
-/* The lowest `bytes` bytes of the value, little-endian. */
-static void put_fixed(struct rk_str *out, uint64_t value, int bytes)
-{
-    for (int i = 0; i < bytes; i++)
-        rk_str_append_bytes(out, (const char[]){(char)(value >> (8 * i))}, 1);
-}
-
-static void put_key(struct rk_str *out, enum field field, enum wire_type type)
-{
-    put_varint(out, (uint64_t)field << 3 | type);
-}
-
-static void put_integer(struct rk_str *out, enum field field, uint64_t value)
-{
-    put_key(out, field, WIRE_VARINT);
-    put_varint(out, value);
-}
-
-static void put_bytes(struct rk_str *out, enum field field, const char *data, size_t bytes)
-{
-    put_key(out, field, WIRE_BYTES);
-    put_varint(out, bytes);
-    rk_str_append_bytes(out, data, bytes);
-}
-
-static void put_text(struct rk_str *out, enum field field, const char *text)
-{
-    put_bytes(out, field, text, strlen(text));
-}
-
-/* Puts the message and releases it. */
-static void put_message(struct rk_str *out, enum field field, struct rk_str *message)
-{
-    put_bytes(out, field, rk_str_text(message), message->bytes);
-    rk_str_fini(message);
-}
-
 /* An event up to the field that selects its kind; protobuf omits a step of 0. */
 static struct rk_str begin_event(double wall_time, int64_t step)
 {
@@ -89,10 +42,10 @@ static struct rk_str begin_event(double wall_time, int64_t step)
     uint64_t bits;
 
     memcpy(&bits, &wall_time, sizeof(bits));
-    put_key(&event, EVENT_WALL_TIME, WIRE_FIXED64);
-    put_fixed(&event, bits, 8);
+    rk_wire_put_key(&event, EVENT_WALL_TIME, RK_WIRE_FIXED64);
+    rk_wire_put_fixed(&event, bits, 8);
     if (step != 0)
-        put_integer(&event, EVENT_STEP, (uint64_t)step);
+        rk_wire_put_number(&event, EVENT_STEP, (uint64_t)step);
     return event;
 }
 
@@ -108,11 +61,11 @@ static void put_record(struct rk_str *out, struct rk_str *event)
 {
     struct rk_str length = {0};
 
-    put_fixed(&length, event->bytes, 8);
+    rk_wire_put_fixed(&length, event->bytes, 8);
     rk_str_append_bytes(out, length.text, length.bytes);
-    put_fixed(out, masked_crc(length.text, length.bytes), 4);
+    rk_wire_put_fixed(out, masked_crc(length.text, length.bytes), 4);
     rk_str_append_bytes(out, event->text, event->bytes);
-    put_fixed(out, masked_crc(event->text, event->bytes), 4);
+    rk_wire_put_fixed(out, masked_crc(event->text, event->bytes), 4);
     rk_str_fini(&length);
     rk_str_fini(event);
 }
@@ -121,7 +74,7 @@ void rk_tb_version(struct rk_str *out, double wall_time)
 {
     struct rk_str event = begin_event(wall_time, 0);
 
-    put_text(&event, EVENT_FILE_VERSION, FILE_VERSION);
+    rk_wire_put_text(&event, EVENT_FILE_VERSION, FILE_VERSION);
     put_record(out, &event);
 }
 
@@ -129,8 +82,8 @@ void rk_tb_session_start(struct rk_str *out, double wall_time, int64_t step)
 {
     struct rk_str event = begin_event(wall_time, step), session = {0};
 
-    put_integer(&session, SESSION_LOG_STATUS, SESSION_START);
-    put_message(&event, EVENT_SESSION_LOG, &session);
+    rk_wire_put_number(&session, SESSION_LOG_STATUS, SESSION_START);
+    rk_wire_put_message(&event, EVENT_SESSION_LOG, &session);
     put_record(out, &event);
 }
 
@@ -141,10 +94,10 @@ static void put_scalar(struct rk_str *summary, const char *tag, double number)
     uint32_t bits;
 
     memcpy(&bits, &single, sizeof(bits));
-    put_text(&value, VALUE_TAG, tag);
-    put_key(&value, VALUE_SIMPLE_VALUE, WIRE_FIXED32);
-    put_fixed(&value, bits, 4);
-    put_message(summary, SUMMARY_VALUE, &value);
+    rk_wire_put_text(&value, VALUE_TAG, tag);
+    rk_wire_put_key(&value, VALUE_SIMPLE_VALUE, RK_WIRE_FIXED32);
+    rk_wire_put_fixed(&value, bits, 4);
+    rk_wire_put_message(summary, SUMMARY_VALUE, &value);
 }
 
 void rk_tb_scalars(struct rk_str *out, double wall_time, int64_t step, const struct rk_json *values)
@@ -157,7 +110,7 @@ void rk_tb_scalars(struct rk_str *out, double wall_time, int64_t step, const str
         if (isfinite(number))
             put_scalar(&summary, rk_json_iter_key(it), number);
     }
-    put_message(&event, EVENT_SUMMARY, &summary);
+    rk_wire_put_message(&event, EVENT_SUMMARY, &summary);
     put_record(out, &event);
 }
 
@@ -166,12 +119,12 @@ static void put_string_tensor(struct rk_str *value, const char *text)
 {
     struct rk_str tensor = {0}, shape = {0}, dim = {0};
 
-    put_integer(&dim, DIM_SIZE, 1);
-    put_message(&shape, SHAPE_DIM, &dim);
-    put_integer(&tensor, TENSOR_DTYPE, DT_STRING);
-    put_message(&tensor, TENSOR_SHAPE, &shape);
-    put_text(&tensor, TENSOR_STRING_VAL, text);
-    put_message(value, VALUE_TENSOR, &tensor);
+    rk_wire_put_number(&dim, DIM_SIZE, 1);
+    rk_wire_put_message(&shape, SHAPE_DIM, &dim);
+    rk_wire_put_number(&tensor, TENSOR_DTYPE, DT_STRING);
+    rk_wire_put_message(&tensor, TENSOR_SHAPE, &shape);
+    rk_wire_put_text(&tensor, TENSOR_STRING_VAL, text);
+    rk_wire_put_message(value, VALUE_TENSOR, &tensor);
 }
 
 void rk_tb_text(struct rk_str *out, double wall_time, int64_t step, const char *tag, const char *text)
@@ -179,12 +132,12 @@ void rk_tb_text(struct rk_str *out, double wall_time, int64_t step, const char *
     struct rk_str event = begin_event(wall_time, step), summary = {0}, value = {0}, metadata = {0},
                   plugin = {0};
 
-    put_text(&value, VALUE_TAG, tag);
+    rk_wire_put_text(&value, VALUE_TAG, tag);
     put_string_tensor(&value, text);
-    put_text(&plugin, PLUGIN_NAME, "text");
-    put_message(&metadata, METADATA_PLUGIN_DATA, &plugin);
-    put_message(&value, VALUE_METADATA, &metadata);
-    put_message(&summary, SUMMARY_VALUE, &value);
-    put_message(&event, EVENT_SUMMARY, &summary);
+    rk_wire_put_text(&plugin, PLUGIN_NAME, "text");
+    rk_wire_put_message(&metadata, METADATA_PLUGIN_DATA, &plugin);
+    rk_wire_put_message(&value, VALUE_METADATA, &metadata);
+    rk_wire_put_message(&summary, SUMMARY_VALUE, &value);
+    rk_wire_put_message(&event, EVENT_SUMMARY, &summary);
     put_record(out, &event);
 }

@@ -51,7 +51,7 @@ field() { dpkg-deb -f "$1" "$2"; }
 [ "$(field "$rankd" Package)" = rankd ]
 [ "$(field "$rankd" Architecture)" = "$(dpkg --print-architecture)" ]
 field "$rankd" Version | grep -qE '^[0-9]+\.[0-9]+\.[0-9]+-[0-9]+$'
-for library in libc6 libgrpc libuv1 libjansson4 libprotobuf-c1 libssl3 libcurl libpcre2-8-0 systemd passwd; do
+for library in libc6 libgrpc libuv1 libjansson4 libssl3 libcurl libpcre2-8-0 systemd passwd; do
     field "$rankd" Depends | grep -q "$library" || fail "rankd does not depend on $library"
 done
 [ "$(field "$dev" Depends)" = "librankd-driver$abi (= $(field "$rankd" Version))" ]

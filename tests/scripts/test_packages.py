@@ -145,7 +145,7 @@ def modules(path):
 def is_product(path, what):
     """Whether quickstart.sh's build or run uses it."""
     return path.startswith(MODULES) and path.endswith((".c", ".h")) or path in ("scripts/quickstart.sh", "scripts/bootstrap.sh") or \
-        path in ("cmake/RankdDependencies.cmake", "cmake/RankdVersion.cmake") and what not in ("cmocka.pc", "python3")
+        path in ("cmake/RankdDependencies.cmake", "cmake/RankdVersion.cmake") and what not in ("cmocka.pc", "libprotobuf-c.pc", "protoc-c", "python3")
 
 
 def main():

@@ -470,7 +470,7 @@ static void test_pack_execute_response_selects_the_member_of_its_kind(void **sta
 static void test_unpack_execute_request_tells_commit_and_cancel_apart(void **state)
 {
     struct rk_execute_request requests[] = {{.kind = RK_EXECUTE_COMMIT},
-                                            {.kind = RK_EXECUTE_CANCEL, .cancel_reason = "stop"}};
+                                            {.kind = RK_EXECUTE_CANCEL, .cancel = {"stop"}}};
     struct rk_execute_request got;
     struct rk_str packed = {0};
 
@@ -482,7 +482,7 @@ static void test_unpack_execute_request_tells_commit_and_cancel_apart(void **sta
     rk_pack_execute_request(&packed, &requests[1]);
     assert_ok(rk_unpack_execute_request(&got, arena, packed.text, packed.bytes));
     assert_int_equal(got.kind, RK_EXECUTE_CANCEL);
-    assert_string_equal(got.cancel_reason, "stop");
+    assert_string_equal(got.cancel.reason, "stop");
     rk_str_fini(&packed);
 }
 

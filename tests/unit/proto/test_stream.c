@@ -190,7 +190,7 @@ static void test_read_other_messages_are_no_chunks(void **state)
     struct rk_execute_request requests[] = {
         {.kind = RK_EXECUTE_HEADER, .header = {.role = "actor", .method = "update_actor"}},
         {.kind = RK_EXECUTE_COMMIT},
-        {.kind = RK_EXECUTE_CANCEL, .cancel_reason = "why"},
+        {.kind = RK_EXECUTE_CANCEL, .cancel = {"why"}},
         {.kind = RK_EXECUTE_NONE},
     };
 
