@@ -16,6 +16,41 @@
 #define FIRST_STEPS 3
 #define TITLE_BYTES 160 /* of a sample's prompt in its head line */
 
+void rk_html_append_escaped(struct rk_str *out, const char *text, size_t bytes)
+{
+    static const struct {
+        char c;
+        const char *entity;
+    } entities[] = {{'<', "&lt;"}, {'>', "&gt;"}, {'&', "&amp;"}, {'"', "&quot;"}};
+
+    for (size_t i = 0; i < bytes; i++) {
+        const char *entity = NULL;
+
+        for (size_t j = 0; j < RK_ARRAY_LEN(entities); j++)
+            entity = text[i] == entities[j].c ? entities[j].entity : entity;
+        if (entity)
+            rk_str_append(out, entity);
+        else if (((unsigned char)text[i] >= 0x20 && text[i] != 0x7f) || text[i] == '\n' || text[i] == '\t')
+            rk_str_append_bytes(out, text + i, 1);
+    }
+}
+
+void rk_format_short(char *out, size_t bytes, double value)
+{
+    double size = fabs(value);
+
+    if (size >= 999.5e9)
+        snprintf(out, bytes, "%.3g", value);
+    else if (size >= 999.5e6)
+        snprintf(out, bytes, "%.4gG", value / 1e9);
+    else if (size >= 999.5e3)
+        snprintf(out, bytes, "%.4gM", value / 1e6);
+    else if (size >= 9999.5)
+        snprintf(out, bytes, "%.4gk", value / 1e3);
+    else
+        snprintf(out, bytes, "%.4g", value);
+}
+
 static void append_text(struct rk_str *out, const char *text)
 {
     rk_html_append_escaped(out, text, strlen(text));
@@ -156,9 +191,15 @@ static void append_curve_tiles(struct rk_str *out, const struct rk_report *repor
 
 static void append_validation_tile(struct rk_str *out, const struct rk_report *report)
 {
-    const struct rk_report_series *series = rk_report_validation(report);
+    const struct rk_report_series *series = NULL;
     char *note;
 
+    for (int64_t i = 0; i < report->series.count && !series; i++) {
+        const char *name = report->series.items[i].name;
+
+        if (rk_str_has_prefix(name, "val-core/") && strstr(name, "/mean@"))
+            series = &report->series.items[i];
+    }
     if (!series)
         return;
     begin_tile(out, "Validation");
@@ -332,7 +373,10 @@ void rk_report_append_page(struct rk_str *out, const struct rk_report *report)
     append_speed_tile(out, report);
     append_memory_tile(out, report);
     rk_str_append(out, "</dl>\n");
-    rk_report_append_charts(out, report);
+    rk_str_append(out, "<noscript><p class=\"notice\">The charts need JavaScript.</p></noscript>\n"
+                       "<div id=\"charts\"></div>\n<script type=\"application/json\" id=\"metrics\">");
+    rk_report_append_metrics(out, report);
+    rk_str_append(out, "</script>\n");
     if (report->val.items.count + report->train.items.count > 0) {
         rk_str_append(out, "<section>\n<h2>Samples</h2>\n");
         append_samples(out, "Validation", &report->val, true);

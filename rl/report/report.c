@@ -84,7 +84,7 @@ static void remember_all(struct rk_report *report, int64_t step, const struct rk
     for (void *it = rk_json_iter(metrics); it; it = rk_json_iter_next(metrics, it)) {
         double value = rk_json_as_real(rk_json_iter_value(it), NAN);
 
-        if (fabs(value) <= PLOTTED_VALUE_MAX && rk_report_is_plotted(rk_json_iter_key(it)))
+        if (fabs(value) <= PLOTTED_VALUE_MAX && rk_report_is_plotted(report, rk_json_iter_key(it)))
             remember(report, rk_json_iter_key(it), step, value);
     }
     report->first_step = RK_MIN(report->first_step, step);
@@ -132,7 +132,12 @@ static struct rk_status *write_page(struct rk_report *report)
 static struct rk_status *open_report(void **state, const struct rk_logger_config *config)
 {
     struct rk_report *report = rk_calloc(1, sizeof(*report));
+    struct rk_status *st = rk_report_load_charts(&report->charts);
 
+    if (st) {
+        rk_free(report);
+        return st;
+    }
     report->job = config->job;
     report->rows = config->rows;
     report->path = rk_path_join(config->run_dir, "report.html");
@@ -214,6 +219,7 @@ static void close_report(void *state)
     rk_array_fini(&report->series);
     clear_samples(&report->val);
     clear_samples(&report->train);
+    rk_json_free(report->charts);
     rk_free(report->history);
     rk_free(report->path);
     rk_free(report);

@@ -1,7 +1,7 @@
 /* report.html: summary of a run in one file without network, for any browser.
  *
- * report.c collects and writes, charts.c chooses what is plotted, svg.c draws, page.c puts the page together;
- * report.css and report.js are its style and its tooltips. */
+ * report.c collects and writes, page.c puts the page together, metrics.c embeds the values; charts.json says
+ * which metrics are plotted and how, report.js draws them in the browser, report.css is the style. */
 #ifndef RK_REPORT_INTERNAL_H
 #define RK_REPORT_INTERNAL_H
 
@@ -11,41 +11,6 @@
 #include "base/rk_array.h"
 #include "base/config/rk_config.h"
 #include "base/rk_str.h"
-
-/* --- plots (svg.c) --- */
-typedef enum rk_plot_kind {
-    RK_PLOT_LINE,
-    RK_PLOT_FAINT,  /* the values of an average: thin, and not in tooltips */
-    RK_PLOT_POINTS, /* few values: a line with a dot at each */
-    RK_PLOT_AREA    /* stacked on the areas before it, which have the same x */
-} rk_plot_kind_t;
-
-#define RK_PLOT_COLORS 8
-
-struct rk_plot_series {
-    const char *label;
-    rk_plot_kind_t kind;
-    int color; /* 0..RK_PLOT_COLORS - 1: class "c<color>" of the style sheet */
-    int64_t count;
-    const double *x, *y; /* finite; x ascending */
-    bool is_second;      /* the colour is in use already: dashed, areas hatched */
-};
-
-struct rk_plot {
-    const char *title;   /* for screen readers */
-    double x_min, x_max; /* minimum range of the x axis; equal: the range of the values */
-    bool is_from_zero;   /* the y axis begins at 0, if no value is below */
-    int64_t num_series;
-    const struct rk_plot_series *series;
-};
-
-/* An <svg> element for an HTML page, coloured by the page's style sheet. */
-void rk_plot_svg(struct rk_str *out, const struct rk_plot *plot);
-/* Text between tags or in a double-quoted attribute; control characters except newline and tab are
- * dropped. */
-void rk_html_append_escaped(struct rk_str *out, const char *text, size_t bytes);
-/* "0.25", "1.5k", "12M": five characters or so. */
-void rk_format_short(char *out, size_t bytes, double value);
 
 /* --- data of the run (report.c) --- */
 struct rk_report_series {
@@ -67,6 +32,7 @@ struct rk_report_samples {
 struct rk_report {
     const struct rk_config *job;
     const struct rk_json *rows; /* what became of the data's rows; or NULL */
+    struct rk_json *charts;     /* charts.json */
     char *path, *history;       /* report.html and metrics.jsonl */
     const char *outcome;        /* "running", "succeeded", "failed", "interrupted" */
     int32_t world_size;
@@ -82,14 +48,20 @@ const struct rk_report_series *rk_report_find(const struct rk_report *report, co
 double rk_report_mean_last(const struct rk_report *report, const char *name, int64_t count);
 double rk_report_mean_first(const struct rk_report *report, const char *name, int64_t count);
 
-/* --- which metrics are plotted (charts.c) --- */
-bool rk_report_is_plotted(const char *metric);
-/* All charts that have values, in sections. */
-void rk_report_append_charts(struct rk_str *out, const struct rk_report *report);
-/* The series whose last value represents a validation: the first mean@; NULL without one. */
-const struct rk_report_series *rk_report_validation(const struct rk_report *report);
+/* --- metrics.c --- */
+struct rk_status *rk_report_load_charts(struct rk_json **out) RK_NODISCARD;
+bool rk_report_is_plotted(const struct rk_report *report, const char *metric);
+/* The values as JSON that may stand in a <script> element: all of a run of up to 240 steps, exact; else, for
+ * each of 120 parts of the run, the last step, the mean, the number of values and the smallest and largest
+ * with their steps, to six digits. */
+void rk_report_append_metrics(struct rk_str *out, const struct rk_report *report);
 
-/* --- the page (page.c) --- */
+/* --- page.c --- */
 void rk_report_append_page(struct rk_str *out, const struct rk_report *report);
+/* Text between tags or in a double-quoted attribute; control characters except newline and tab are
+ * dropped. */
+void rk_html_append_escaped(struct rk_str *out, const char *text, size_t bytes);
+/* "0.25", "1.5k", "12M": five characters or so. */
+void rk_format_short(char *out, size_t bytes, double value);
 
 #endif
