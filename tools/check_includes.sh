@@ -1,9 +1,10 @@
 #!/bin/sh
 # Checks every #include against the module table below (docs/architecture.md has it as a diagram):
 #   - a module includes only public headers of the modules in its row, and no private header of another module (a
-#     module's unit tests, the simulation, the fuzz targets and the templates of CONTRIBUTING.md may);
+#     module's unit tests, the simulation, the fuzz targets, bench/lab and the templates of CONTRIBUTING.md may);
 #   - a header *_internal.h is included in its own folder, and in folders below it, only; a header of a module for its
-#     other folders has no prefix and no suffix (rl/data/messages.h), one for other modules the prefix rk_;
+#     other folders has no prefix and no suffix (rl/data/messages.h), one for other modules the prefix rk_ (all headers
+#     of proto are for other modules);
 #   - project headers are included by their path from the root and exist; a source includes its own header first;
 #   - a third-party header is included only in the files listed for its library.
 # Prints FILE:LINE: MESSAGE for each violation and exits 1.
@@ -110,12 +111,13 @@ function check_quoted(header,    target, is_own_test) {
     if (index(" " allowed[module] " ", " " target " ") == 0)
         report(module " may not include " target " (\"" header "\")")
     is_own_test = (index(file, "tests/unit/" target "/") == 1 || index(file, "tests/unit/sim/") == 1 || \
-        index(file, "tests/fuzz/") == 1 || index(file, "tests/scripts/contributing/") == 1)
-    if (header !~ /_internal[.]h$/ || is_own_test)
+        index(file, "tests/fuzz/") == 1 || index(file, "tests/scripts/contributing/") == 1 || \
+        index(file, "bench/lab/") == 1)
+    if (is_own_test)
         return
-    if (target != module)
+    if (target != module && target != "proto" && header !~ /([/]rk_[a-z0-9_]+[.]h|[.]def)$/)
         report("\"" header "\" is private to " target)
-    else if (module != "engine" && index(file, folder_of(header)) != 1) # engine: until its trainer is apart
+    else if (module != "engine" && header ~ /_internal[.]h$/ && index(file, folder_of(header)) != 1)
         report("\"" header "\" is private to the folder " folder_of(header))
 }
 

@@ -4,7 +4,7 @@
 
 #include "base/format/rk_safetensors.h"
 #include "base/rk_status.h"
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #define RK_HF_CONFIG_FILE "config.json"
 #define RK_HF_SINGLE_FILE "model.safetensors"

@@ -12,7 +12,7 @@
 #include "base/rk_array.h"
 #include "base/rk_fault.h"
 #include "base/rk_log.h"
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 
 /* Elements of a block: large enough for full copy bandwidth, small enough for a ring of blocks in pinned
  * memory. */

@@ -9,7 +9,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 
 static double round_to_bf16(double value)
 {

@@ -13,8 +13,8 @@
 #include "base/format/rk_ckpt_dir.h"
 #include "base/format/rk_ckpt_shard.h"
 #include "base/format/rk_safetensors.h"
-#include "engine/model/model_internal.h"
-#include "engine/optim/optim_internal.h"
+#include "engine/model/model.h"
+#include "engine/optim/trainer.h"
 #include "engine/rk_checkpoint.h"
 
 #define RK_STATE_HF_DIR "huggingface"

@@ -2,7 +2,7 @@
  * them for the flight recorder. Groups of one rank and empty tensors are handled here; backends see only
  * calls that move data. Invalid arguments are bugs of the engine and assert; they never come from a peer. A
  * failure ends the world (comm_world.c), and every later call returns a copy of the first error. */
-#include "engine/comm/comm_internal.h"
+#include "engine/comm/comm.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -17,7 +17,7 @@
 #include <sys/uio.h>
 
 #include "base/net/rk_tls.h"
-#include "engine/comm/comm_internal.h"
+#include "engine/comm/comm.h"
 
 /* --- endpoints (comm_cpu_endpoint.c) --- */
 

@@ -1,6 +1,6 @@
 /* Collectives of dry runs: a world of any size that sends nothing, so that one process can run the code of
  * one rank and measure its memory. The contents of receive buffers are undefined. */
-#include "engine/comm/comm_internal.h"
+#include "engine/comm/comm.h"
 
 static void dry_world_destroy(struct rk_comm_world *world)
 {

@@ -7,7 +7,7 @@
  * graphs. */
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "engine/comm/comm_internal.h"
+#include "engine/comm/comm.h"
 
 bool rk_comm_has_graphs(const struct rk_comm_group *group, const struct rk_device *device)
 {

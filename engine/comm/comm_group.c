@@ -1,5 +1,5 @@
 /* Groups of ranks of a world, and this rank's index in them. */
-#include "engine/comm/comm_internal.h"
+#include "engine/comm/comm.h"
 
 #include <stdio.h>
 #include <string.h>

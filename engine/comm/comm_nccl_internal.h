@@ -18,7 +18,7 @@
 #ifndef RK_COMM_NCCL_INTERNAL_H
 #define RK_COMM_NCCL_INTERNAL_H
 
-#include "engine/comm/comm_internal.h"
+#include "engine/comm/comm.h"
 #include "engine/comm/rk_nccl.h"
 
 /* Maximum number of monitored operations; beyond it, the oldest and the newest are kept. */

@@ -2,7 +2,7 @@
  * ranks in the same order, and then use one communicator. The key is the whole partition of the world, which
  * every rank knows, and not the rank's own member list. So all ranks decide alike whether to create or to
  * reuse, which backends need whose creation is collective over the world. */
-#include "engine/comm/comm_internal.h"
+#include "engine/comm/comm.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
  * Every error (of an operation or a connection, or an abort requested by a thread) goes to
  * rk_comm_world_fail(). It keeps the first one and sends it to the peers; later ones are dropped.
  */
-#include "engine/comm/comm_internal.h"
+#include "engine/comm/comm.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* The table of collective backends: "cpu" is built in, plug-ins add theirs. Engine thread only. */
-#include "engine/comm/comm_internal.h"
+#include "engine/comm/comm.h"
 
 #include <string.h>
 

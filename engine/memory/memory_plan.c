@@ -5,12 +5,12 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/layout/rk_zigzag.h"
-#include "engine/comm/comm_internal.h"
-#include "engine/model/model_internal.h"
-#include "engine/optim/optim_internal.h"
-#include "engine/pipeline/pipeline_internal.h"
-#include "engine/reshard/reshard_internal.h"
-#include "engine/rollout/rollout_internal.h"
+#include "engine/comm/comm.h"
+#include "engine/model/model.h"
+#include "engine/optim/trainer.h"
+#include "engine/pipeline/pipeline.h"
+#include "engine/reshard/reshard.h"
+#include "engine/rollout/rollout.h"
 
 /* The world of one rank of a dry run, and the role's model in it. */
 struct dry_run {

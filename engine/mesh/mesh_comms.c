@@ -4,7 +4,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "engine/comm/comm_internal.h"
+#include "engine/comm/comm.h"
 #include "engine/rk_comm.h"
 
 struct group_row {

@@ -1,6 +1,6 @@
 /* Agreement of all ranks on a status: when one rank fails, all learn it before the next collective, so none
  * waits for a rank that has stopped. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include <stdio.h>
 #include <string.h>

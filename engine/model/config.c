@@ -1,7 +1,7 @@
 /* Keys of Hugging Face's config.json that all families read. A key that is absent or null has the family's
  * default; numbers may be integers or reals. Unknown keys are ignored, except those that change the
  * computation: they are rejected unless they have the implemented value. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include <math.h>
 #include <stdio.h>

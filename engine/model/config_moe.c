@@ -1,5 +1,5 @@
 /* Keys of config.json that families with layers of experts have in common. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include <math.h>
 

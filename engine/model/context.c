@@ -1,7 +1,7 @@
 /* This rank's part of a packed micro-batch under context parallelism. Callers pass the whole micro-batch on
  * every cp rank: tokens, labels and ids are sliced here and outputs are gathered (labels.c), so all cp ranks
  * compute the same loss and run the backward pass with the gradients of their own tokens. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include <string.h>
 

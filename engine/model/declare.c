@@ -1,5 +1,5 @@
 /* Declares a model: its parameters, the stage of each, and the blocks that a rank runs. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include <stdio.h>
 

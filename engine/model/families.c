@@ -1,5 +1,5 @@
 /* The table of model families, and the choice of a row by config.json's model_type. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include <string.h>
 

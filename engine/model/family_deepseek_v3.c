@@ -2,7 +2,7 @@
  * layers, and in the others experts chosen by groups with a correction bias, plus shared experts without a
  * gate. Hugging Face's head_dim is the number of rotated columns here, and num_key_value_heads has no
  * effect. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include "kernels/rk_kernels.h"
 

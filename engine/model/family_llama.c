@@ -1,5 +1,5 @@
 /* Llama 2, 3, 3.1, 3.2: grouped-query attention with RoPE and a SwiGLU MLP, each preceded by RMSNorm. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 static struct rk_status *llama_parse_config(struct rk_model_config *out, const struct rk_json *hf_config)
 {

@@ -1,6 +1,6 @@
 /* Mistral 7B: Llama in which the queries of every layer attend to the last sliding_window keys only; null
  * (v0.2 and later): to all. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 static struct rk_status *mistral_parse_config(struct rk_model_config *out, const struct rk_json *hf_config)
 {

@@ -1,5 +1,5 @@
 /* Mixtral: Mistral with experts in all layers. The probabilities of a token's experts sum to 1. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 static const struct rk_moe_names names = {.gate = "w1", .up = "w3", .down = "w2"};
 

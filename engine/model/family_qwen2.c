@@ -1,6 +1,6 @@
 /* Qwen2, Qwen2.5: Llama with biases in the query, key and value projections. With use_sliding_window, layers
  * from max_window_layers on attend to the last sliding_window keys only. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 static struct rk_status *qwen2_parse_config(struct rk_model_config *out, const struct rk_json *hf_config)
 {

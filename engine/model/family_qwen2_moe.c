@@ -1,6 +1,6 @@
 /* Qwen2-MoE (Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B): Qwen2 with experts and a gated shared expert in all layers
  * except those that mlp_only_layers and decoder_sparse_step leave dense. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 static struct rk_status *qwen2_moe_parse_config(struct rk_model_config *out, const struct rk_json *hf_config)
 {

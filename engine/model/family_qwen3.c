@@ -1,6 +1,6 @@
 /* Qwen3, dense: Llama with an explicit head_dim and an RMSNorm over every head of queries and keys before
  * RoPE. The sliding window is that of Qwen2. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 static struct rk_status *qwen3_parse_config(struct rk_model_config *out, const struct rk_json *hf_config)
 {

@@ -1,6 +1,6 @@
 /* Qwen3-MoE: Qwen3 with experts instead of one MLP in all layers except those that mlp_only_layers and
  * decoder_sparse_step leave dense. A sliding window applies to all layers. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 const struct rk_moe_names rk_moe_names_qwen = {
     .gate = "gate_proj", .up = "up_proj", .down = "down_proj", .shared = "shared_expert"};

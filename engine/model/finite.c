@@ -1,6 +1,6 @@
 /* Finds NaN and infinite weights on the device in one pass over the flat buffer; only if there are any are
  * the parameters checked one by one. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include "base/rk_assert.h"
 

@@ -1,9 +1,9 @@
 /* Gathers rows of parameters and gradients from the ranks: for export, tests and tools. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 
 /* Bytes of one gather over all tp ranks: large enough to hide latency, small enough for any staging
  * buffer. */

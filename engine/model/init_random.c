@@ -1,11 +1,11 @@
 /* Random initialisation. Element i (global, row-major, without padding) of a tensor is a function of (seed,
  * name, i) alone: every layout starts from the same model. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include "base/rk_alloc.h"
 #include "base/rk_rng.h"
 #include "base/rk_str.h"
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 
 /* N(0, initializer_range): this rank's part of the matrix. */
 static struct rk_status *init_matrix(struct rk_model_core *core, const struct rk_param *param,

@@ -1,5 +1,5 @@
 /* The labelled positions of a micro-batch: uploads their labels and gradients, downloads their outputs. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* The state of one micro-batch in a chunk of the model. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include "base/rk_assert.h"
 #include "kernels/rk_trace.h"

@@ -1,5 +1,5 @@
 /* Creates a model: declares its layers, lays out the parameter table, allocates the buffers. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -8,8 +8,8 @@
 #include "base/rk_assert.h"
 #include "base/layout/rk_mesh.h"
 #include "engine/ckpt/state_internal.h"
-#include "engine/optim/optim_internal.h"
-#include "engine/pipeline/pipeline_internal.h"
+#include "engine/optim/trainer.h"
+#include "engine/pipeline/pipeline.h"
 
 struct rk_status *rk_numerics_parse(rk_numerics_t *out, const char *text)
 {

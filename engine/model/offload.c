@@ -1,11 +1,11 @@
 /* Moves parts of a model to host memory and back. All copies are enqueued on the model's stream: later work
  * there sees the contents, and buffers are freed only after that stream and the stream of buckets have passed
  * their last use and the copy. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include "base/rk_assert.h"
 #include "base/rk_fault.h"
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 
 /* The buffers that a model has, by part. */
 struct buffers {

@@ -1,10 +1,10 @@
 /* Forward passes: over packed sequences (log-probs, logits) and over a paged cache. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include <string.h>
 
 #include "base/rk_assert.h"
-#include "engine/pipeline/pipeline_internal.h"
+#include "engine/pipeline/pipeline.h"
 #include "kernels/rk_trace.h"
 
 static void fill_pass(const struct rk_model_core *core, struct rk_pass *pass)

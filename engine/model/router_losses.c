@@ -1,5 +1,5 @@
 /* Losses on the scores of routers, by Megatron's keys (docs/models.md). */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* Router replay: the experts that tokens go to, given with the packed tokens instead of chosen by the
  * routers; and what the routers choose. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include <string.h>
 

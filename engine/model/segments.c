@@ -1,5 +1,5 @@
 /* The tokens over which routers have metrics and losses: segments are sequences, or all of a micro-batch. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 /* The token of the caller's micro-batch; -1: padding. */
 static int64_t source_of(const struct rk_pass *pass, const struct rk_packed *packed, int64_t t)

@@ -10,7 +10,7 @@
  * norm outputs are recomputed. With recompute, only the input residual of every n-th layer is saved: the
  * backward pass runs the forward pass of those n layers again, which gives the same bits, before their
  * backward pass. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include "base/rk_assert.h"
 #include "base/rk_fault.h"

@@ -4,7 +4,7 @@
  * Replicas apply the same updates in the same order, so their parameters are bit-identical. A difference
  * means a defect (memory, a link, a kernel) that would otherwise go unnoticed: each replica would continue
  * from its own weights. */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #include <stdio.h>
 #include <string.h>

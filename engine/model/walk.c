@@ -1,4 +1,4 @@
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 void rk_model_walk_begin(struct rk_model_walk *walk, const struct rk_model_core *core, const char *phase,
                          const struct rk_engine_hooks *hooks)

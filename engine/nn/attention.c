@@ -10,7 +10,7 @@
  * Under context parallelism a rank has some tokens of every sequence; the keys and values of the other ranks
  * are gathered in the forward and again in the backward pass, so that only those of the rank's own tokens are
  * saved. */
-#include "engine/nn/nn_internal.h"
+#include "engine/nn/nn.h"
 
 #include <math.h>
 

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/rk_assert.h"
-#include "engine/nn/nn_internal.h"
+#include "engine/nn/nn.h"
 
 int64_t rk_cache_bytes(const struct rk_cache_decl *cache, rk_dtype_t dtype)
 {

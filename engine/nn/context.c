@@ -1,6 +1,6 @@
 /* Gathers rows over the ranks of a cp group, for attention's keys and values (Llama 3, arXiv:2407.21783,
  * section 3.3.2), and reduces their gradients. */
-#include "engine/nn/nn_internal.h"
+#include "engine/nn/nn.h"
 
 #include "base/rk_assert.h"
 

@@ -1,7 +1,7 @@
 /* Vocabulary-parallel embedding: each rank looks up the ids of its part of the vocabulary and uses zeros for
  * other ids; the sum over tp is the result. Backward: each rank adds the gradient rows of its own ids, in
  * ascending token order. */
-#include "engine/nn/nn_internal.h"
+#include "engine/nn/nn.h"
 
 /* Every rank's part of the vocabulary is padded with zero rows to a multiple of this. */
 #define VOCAB_ALIGN_ROWS 128

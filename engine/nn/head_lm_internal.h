@@ -4,7 +4,7 @@
 #define RK_HEAD_LM_INTERNAL_H
 
 #include "base/config/rk_knobs.h"
-#include "engine/nn/nn_internal.h"
+#include "engine/nn/nn.h"
 
 /* --- head_lm.c --- */
 /* The part of rank `part` in [tp, rows, cols]. */

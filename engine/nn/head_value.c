@@ -4,7 +4,7 @@
  * of a reward model: num_labels of config.json, of which the last one is used; the files must have it.
  * Parameter names are those of Hugging Face's token and sequence classification; aliases are TRL's. Weights
  * and hidden states are the same on all tp ranks, and so are values and gradients. */
-#include "engine/nn/nn_internal.h"
+#include "engine/nn/nn.h"
 
 static void declare_labels(struct rk_head *head, struct rk_param_table *params,
                            const struct rk_head_site *site, int64_t num_labels, uint32_t weight_flags)

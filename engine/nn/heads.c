@@ -1,5 +1,5 @@
 /* The table of heads, and functions that they share. */
-#include "engine/nn/nn_internal.h"
+#include "engine/nn/nn.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
 #ifndef RK_LATENT_INTERNAL_H
 #define RK_LATENT_INTERNAL_H
 
-#include "engine/nn/nn_internal.h"
+#include "engine/nn/nn.h"
 
 /* A block of latent attention on this rank. */
 struct rk_latent {

@@ -8,7 +8,7 @@
  * of a row-parallel one are all-gathered; X again for the gradient of W, because the gathered X is not saved.
  * A column-parallel layer may have a bias, split like its rows: Y_i = X W_i^T + b_i, db_i = sum over tokens
  * of dY_i. A row-parallel layer has no bias: the sum over tp would count it tp times. */
-#include "engine/nn/nn_internal.h"
+#include "engine/nn/nn.h"
 
 #include "base/rk_assert.h"
 

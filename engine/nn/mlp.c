@@ -1,7 +1,7 @@
 /* Gated MLP: out = Wdown (silu(Wgate x) * (Wup x)), the intermediate size split over tp. silu(gate) * up is
  * not saved for the backward pass: swiglu_bwd recomputes it in the memory of its gradient.
  */
-#include "engine/nn/nn_internal.h"
+#include "engine/nn/nn.h"
 
 /* Dimensions of this rank. */
 struct mlp {

@@ -5,7 +5,7 @@
 #ifndef RK_MOE_INTERNAL_H
 #define RK_MOE_INTERNAL_H
 
-#include "engine/nn/nn_internal.h"
+#include "engine/nn/nn.h"
 
 /* Default limit of the rows received in a round of an exchange, in multiples of one rank's rows. */
 #define RK_MOE_DISPATCH_FACTOR 2

@@ -1,4 +1,4 @@
-#include "engine/nn/nn_internal.h"
+#include "engine/nn/nn.h"
 
 struct rk_status *rk_norm_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
                               const struct rk_norm_io *io)

@@ -11,7 +11,7 @@
  *
  * Tables are made on the host and rounded where Hugging Face rounds: the exponent, the power, its inverse and
  * the angle are fp32, because at position 1e5 another rounding of the frequency moves the angle by 1e-2. */
-#include "engine/nn/nn_internal.h"
+#include "engine/nn/nn.h"
 
 #include <math.h>
 

@@ -11,7 +11,7 @@
  * of its two GEMMs, as in Megatron-LM; results are bit-identical. GEMMs are not split to overlap their parts
  * with collectives: counted in tiles of 128 x 256 on 132 SMs, the split GEMMs of a 7B model with tp=2 and 4
  * leave SMs idle for about as long as a collective takes. */
-#include "engine/nn/nn_internal.h"
+#include "engine/nn/nn.h"
 
 #include "base/rk_assert.h"
 

@@ -1,7 +1,7 @@
 /* Buckets of gradients and parameters: the partition of the flat buffers, and the collectives over them (see
- * optim_internal.h). The order in which buckets are reduced depends only on the model, so all ranks issue the
+ * trainer.h). The order in which buckets are reduced depends only on the model, so all ranks issue the
  * same collectives in the same order. */
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 
 #include <stdlib.h>
 

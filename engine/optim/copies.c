@@ -4,7 +4,7 @@
  * parallelism, and the norms of queries and keys. They are many and small, so they are exchanged together.
  * The copies of a key-value head are only on some of the ranks, which have no communicator of their own: the
  * whole group exchanges such a parameter. */
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 
 /* Range of the flat buffer whose gradients are complete. */
 struct range {

@@ -1,6 +1,6 @@
 /* One optimizer step: every rank updates its part of each bucket; the all-gather of a bucket's parameters
  * overlaps the update of the next bucket. */
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 
 #include "base/rk_fault.h"
 

@@ -1,7 +1,7 @@
 /* Correction biases of routers (Wang et al., arXiv:2408.15664): after a step, bias_e += rate * sign(mean load
  * - load_e), with the choices of all tokens of the step. Experts with too few tokens are chosen more often.
  * The bias has no gradient; it is fp32 in three runs (ckpt/hf_wide.c). */
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"

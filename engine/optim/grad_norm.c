@@ -1,7 +1,7 @@
 /* Global norm of the gradient. Every element of every group counts once: shards are disjoint, and of
  * parameters that several tp ranks hold only the first copy counts. So one sum over the whole mesh is the
  * square of the norm. Partial sums are f64; the norm depends on the layout only through their rounding. */
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 
 #include <math.h>
 

@@ -1,6 +1,6 @@
 /* AdamW, decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101). The powers of beta are computed in
  * f64 on the host. */
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 
 #include <math.h>
 

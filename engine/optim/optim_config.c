@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 
 static const struct {
     const char *name;

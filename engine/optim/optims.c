@@ -1,5 +1,5 @@
 /* The table of optimizers. */
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* What the routers did in a step: sums over micro-batches on the device, fetched once per step. */
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 
 #include "base/rk_alloc.h"
 

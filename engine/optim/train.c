@@ -1,5 +1,5 @@
 /* Training: its memory, and optimizer steps. */
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 
 #include "base/rk_assert.h"
 #include "base/rk_alloc.h"
@@ -178,7 +178,7 @@ static struct rk_status *open_comm(struct rk_train *train)
 }
 
 /* Where the gradients of a group begin that a pass can only add to: gradients of vectors, and of an embedding
- * that is not also the head's weight. They follow the matrices of linear layers (model/params_internal.h). */
+ * that is not also the head's weight. They follow the matrices of linear layers (params/params.h). */
 static int64_t find_summed(const struct rk_model_core *core, rk_grad_group_t group)
 {
     const struct rk_param_range *range = &core->params.groups[group];

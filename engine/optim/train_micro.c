@@ -1,8 +1,8 @@
 /* Training: gradients of micro-batches. */
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 
 #include "base/rk_assert.h"
-#include "engine/pipeline/pipeline_internal.h"
+#include "engine/pipeline/pipeline.h"
 
 /* Zeroes the gradients that a pass can only add to. */
 static struct rk_status *zero_summed(struct rk_model *model)

@@ -6,6 +6,7 @@
  * waits only for the message that is its input: messages for later steps may still be in flight. A receive is
  * listed no earlier than its sender is ready, because a waiting receive blocks the messages after it and
  * occupies some SMs of a GPU. */
+#include "engine/pipeline/pipeline.h"
 #include "engine/pipeline/run_internal.h"
 
 #include "base/rk_alloc.h"

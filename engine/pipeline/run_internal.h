@@ -2,7 +2,7 @@
 #ifndef RK_PIPELINE_RUN_INTERNAL_H
 #define RK_PIPELINE_RUN_INTERNAL_H
 
-#include "engine/pipeline/pipeline_internal.h"
+#include "engine/pipeline/pipeline.h"
 
 struct rk_pipeline_slot {
     struct rk_pass_memory memory;

@@ -1,7 +1,7 @@
 /* Verifies that the destination has the values of the source: compares, per tensor, the sum of all elements'
  * fingerprints over the counted ranks of the source with the sum over all ranks of the destination. Each copy
  * of the destination has the source's sum, so all copies together have num_copies times it. */
-#include "engine/reshard/reshard_internal.h"
+#include "engine/reshard/reshard.h"
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"

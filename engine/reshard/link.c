@@ -1,5 +1,5 @@
 /* The ranks of two meshes, and their communicator. */
-#include "engine/reshard/reshard_internal.h"
+#include "engine/reshard/reshard.h"
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"

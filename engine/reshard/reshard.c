@@ -1,6 +1,6 @@
 /* A run: the ranks exchange their layouts, make the plan, execute its moves, and verify the result. Entry
  * point: rk_reshard_run. */
-#include "engine/reshard/reshard_internal.h"
+#include "engine/reshard/reshard.h"
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"

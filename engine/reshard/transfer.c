@@ -1,6 +1,6 @@
 /* Executes moves: within the rank first, then round by round through two buckets. In a round a rank packs one
  * message per peer, exchanges messages with all peers at once, and unpacks. */
-#include "engine/reshard/reshard_internal.h"
+#include "engine/reshard/reshard.h"
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"

@@ -7,7 +7,7 @@
  * A step may be planned before the tokens of the previous step are known. Then it is unknown which of them
  * end a response: such a sequence is computed once more and the extra token is dropped. Reaching the maximum
  * length is known without the tokens. */
-#include "engine/rollout/rollout_internal.h"
+#include "engine/rollout/rollout.h"
 
 #include "base/rk_assert.h"
 

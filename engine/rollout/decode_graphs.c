@@ -1,4 +1,4 @@
-#include "engine/rollout/rollout_internal.h"
+#include "engine/rollout/rollout.h"
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"

@@ -2,13 +2,13 @@
  * holds the tensors that all layers declare (struct rk_cache_decl); it is made once, so addresses do not
  * change.
  */
-#include "engine/rollout/rollout_internal.h"
+#include "engine/rollout/rollout.h"
 
 #include <stdint.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 /* Alignment that rk_device_alloc guarantees, used for every tensor. */
 #define CACHE_ALIGN_BYTES 256

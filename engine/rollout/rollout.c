@@ -5,7 +5,7 @@
  * and drops the token that such a sequence sampled afterwards. Results do not change, because neither logits
  * nor noise of a sequence depend on the other sequences in a step. All memory is allocated at creation. Entry
  * point: rk_rollout_generate. */
-#include "engine/rollout/rollout_internal.h"
+#include "engine/rollout/rollout.h"
 
 #include <math.h>
 #include <string.h>

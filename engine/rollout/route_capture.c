@@ -1,7 +1,7 @@
 /* Capture of the experts of generated tokens, for router replay. The routers of all layers write their
  * choices of a step to a fixed place on the device, also in graphs; the choices of the step's tokens follow
  * its sampled tokens to the host. Every tp rank has those of all tokens. */
-#include "engine/rollout/rollout_internal.h"
+#include "engine/rollout/rollout.h"
 
 #include <string.h>
 

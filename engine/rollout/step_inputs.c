@@ -1,7 +1,7 @@
 /* The flattened inputs of a step. Arrays are laid out one after another at the step's actual sizes, so steps
  * with the same numbers of tokens, sequences and logits have the same addresses, which a recorded decode step
  * requires. */
-#include "engine/rollout/rollout_internal.h"
+#include "engine/rollout/rollout.h"
 
 #include <string.h>
 

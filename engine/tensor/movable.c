@@ -1,4 +1,4 @@
-#include "engine/tensor/movable_internal.h"
+#include "engine/tensor/movable.h"
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"

@@ -1,4 +1,4 @@
-#include "engine/tensor/step_arena_internal.h"
+#include "engine/tensor/step_arena.h"
 
 #include <string.h>
 

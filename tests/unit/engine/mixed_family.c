@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "base/rk_assert.h"
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 #define WIDTH   RK_TEST_LATENT_WIDTH
 #define VALUES  RK_TEST_LATENT_VALUES

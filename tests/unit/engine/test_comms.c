@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/comm/comm_internal.h"
+#include "engine/comm/comm.h"
 
 static struct {
     int num_ops, num_aborts, num_polls, num_open;

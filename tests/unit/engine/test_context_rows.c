@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/rk_rng.h"
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 #include "tests/support/models.h"
 #include "tests/support/ranks.h"
 

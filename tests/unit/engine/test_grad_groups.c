@@ -15,7 +15,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 #include "engine/rk_checkpoint.h"
 #include "tests/support/device.h"
 #include "tests/support/models.h"

@@ -11,7 +11,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_rng.h"
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 #include "tests/support/device.h"
 #include "tests/support/fake_nccl.h"
 #include "tests/support/models.h"

@@ -10,7 +10,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_log.h"
 #include "base/rk_rng.h"
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 #include "base/format/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "tests/support/models.h"

@@ -15,7 +15,7 @@
 #include "base/format/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "engine/ckpt/ckpt_internal.h"
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 #include "tests/support/models.h"
 
 #define ENTRIES_MAX 128

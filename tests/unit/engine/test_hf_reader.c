@@ -7,7 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "engine/ckpt/ckpt_internal.h"
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 #include "tests/support/models.h"
 
 #define ROWS      1000

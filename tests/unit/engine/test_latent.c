@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 #include "engine/nn/latent_internal.h"
 #include "engine/rk_train.h"
 #include "tests/support/answers.h"

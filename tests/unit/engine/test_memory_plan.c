@@ -10,7 +10,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_rng.h"
 #include "base/rk_time.h"
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 #include "engine/rk_memory.h"
 #include "tests/support/device.h"
 #include "tests/unit/engine/memory_plan_cases.h"

@@ -12,7 +12,7 @@
 #include "base/rk_str.h"
 #include "engine/rk_checkpoint.h"
 #include "engine/rk_memory.h"
-#include "engine/rollout/rollout_internal.h"
+#include "engine/rollout/rollout.h"
 #include "tests/unit/engine/mixed_family.h"
 #include "tests/support/answers.h"
 

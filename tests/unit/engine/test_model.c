@@ -7,7 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_rng.h"
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 #include "engine/rk_memory.h"
 #include "tests/support/models.h"
 

@@ -7,8 +7,8 @@
 #include "base/rk_alloc.h"
 #include "base/format/rk_hf_config.h"
 #include "base/rk_str.h"
-#include "engine/model/model_internal.h"
-#include "engine/nn/nn_internal.h"
+#include "engine/model/model.h"
+#include "engine/nn/nn.h"
 
 static struct rk_status *parse(struct rk_model_config *out, const char *members)
 {

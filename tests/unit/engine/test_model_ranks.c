@@ -10,7 +10,7 @@
 #include "base/layout/rk_mesh.h"
 #include "base/rk_rng.h"
 #include "base/rk_str.h"
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 #include "tests/support/models.h"
 #include "tests/support/ranks.h"
 

@@ -10,7 +10,7 @@
 #include "base/rk_rng.h"
 #include "base/format/rk_safetensors.h"
 #include "base/rk_str.h"
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 #include "engine/nn/moe_internal.h"
 #include "engine/rk_memory.h"
 #include "tests/support/answers.h"

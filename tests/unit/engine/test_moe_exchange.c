@@ -11,8 +11,8 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
-#include "engine/model/model_internal.h"
-#include "engine/optim/optim_internal.h"
+#include "engine/model/model.h"
+#include "engine/optim/trainer.h"
 #include "engine/rk_rollout.h"
 #include "engine/rk_train.h"
 #include "kernels/rk_kernels.h"

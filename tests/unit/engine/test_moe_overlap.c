@@ -9,7 +9,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_json.h"
 #include "base/rk_str.h"
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 #include "engine/rk_train.h"
 #include "kernels/rk_trace.h"
 #include "tests/support/fake_nccl.h"

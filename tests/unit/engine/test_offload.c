@@ -8,7 +8,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_host_memory.h"
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 #include "tests/support/device.h"
 #include "tests/support/models.h"
 #include "tests/support/ranks.h"

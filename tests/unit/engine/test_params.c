@@ -6,8 +6,8 @@
 
 #include "base/rk_alloc.h"
 #include "engine/ckpt/ckpt_internal.h"
-#include "engine/model/model_internal.h"
-#include "engine/optim/optim_internal.h"
+#include "engine/model/model.h"
+#include "engine/optim/trainer.h"
 
 /* The mesh of `spec` over as many ranks as it has, and the coordinates of `rank`. */
 static struct rk_mesh *make_mesh(const struct rk_mesh_spec *spec, int32_t rank, struct rk_mesh_coords *coords)

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 #include "tests/support/device.h"
 #include "tests/support/models.h"
 #include "tests/support/ranks.h"

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 #include "engine/rk_reshard.h"
 #include "engine/rk_rollout.h"
 #include "tests/support/device.h"

@@ -2,7 +2,7 @@
 #include "tests/support/test.h"
 
 #include "base/rk_rng.h"
-#include "engine/rollout/rollout_internal.h"
+#include "engine/rollout/rollout.h"
 
 #define MAX_REQUESTS 16
 #define MAX_TOKENS   64

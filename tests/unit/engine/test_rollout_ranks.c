@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "engine/rollout/rollout_internal.h"
+#include "engine/rollout/rollout.h"
 #include "tests/support/device.h"
 #include "tests/support/fake_nccl.h"
 #include "tests/support/graph_device.h"

@@ -7,7 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_rng.h"
-#include "engine/rollout/rollout_internal.h"
+#include "engine/rollout/rollout.h"
 #include "tests/support/models.h"
 
 #define VOCAB_SIZE   61

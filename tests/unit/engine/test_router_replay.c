@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 #include "tests/support/models.h"
 
 #define SIZES                                                                     \

@@ -6,7 +6,7 @@
 #include "base/rk_alloc.h"
 #include "base/layout/rk_mesh.h"
 #include "base/rk_str.h"
-#include "engine/optim/optim_internal.h"
+#include "engine/optim/trainer.h"
 #include "engine/rk_memory.h"
 #include "tests/support/models.h"
 #include "tests/support/ranks.h"

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "engine/tensor/step_arena_internal.h"
+#include "engine/tensor/step_arena.h"
 
 struct fixture {
     struct rk_device *device;

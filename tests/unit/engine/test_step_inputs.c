@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "engine/rollout/rollout_internal.h"
+#include "engine/rollout/rollout.h"
 #include "kernels/rk_kernels.h"
 
 #define MAX_SEQS   4

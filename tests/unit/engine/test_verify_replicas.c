@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 #include "tests/support/device.h"
 #include "tests/support/models.h"
 #include "tests/support/ranks.h"

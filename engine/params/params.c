@@ -1,4 +1,4 @@
-#include "engine/model/params_internal.h"
+#include "engine/params/params.h"
 
 #include <stdarg.h>
 #include <stdio.h>

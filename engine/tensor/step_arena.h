@@ -7,8 +7,8 @@
  * plan, nothing more is allocated, and addresses repeat. Owned by one model; engine thread only. Memory is
  * not initialized. The stream must have completed the last use of memory before a reset may free it, and the
  * last copy before staging memory is written again after a reset. */
-#ifndef RK_STEP_ARENA_INTERNAL_H
-#define RK_STEP_ARENA_INTERNAL_H
+#ifndef RK_ENGINE_STEP_ARENA_H
+#define RK_ENGINE_STEP_ARENA_H
 
 #include <stdint.h>
 

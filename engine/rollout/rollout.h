@@ -1,12 +1,12 @@
 /* Private to engine/rollout: the block pool, the cache, the batcher, the inputs of a step and its graphs. */
-#ifndef RK_ROLLOUT_INTERNAL_H
-#define RK_ROLLOUT_INTERNAL_H
+#ifndef RK_ENGINE_ROLLOUT_H
+#define RK_ENGINE_ROLLOUT_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "base/rk_arena.h"
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 #include "engine/rk_rollout.h"
 
 #define RK_KV_BLOCK_TOKENS 16

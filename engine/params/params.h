@@ -7,8 +7,8 @@
  * group is a multiple of lcm(n, 128), where n is the number of its ranks, so that each rank owns an equal
  * part. Parameters and gradients have the same index map. It is equal on all ranks of the tp and dp groups,
  * and for experts on all ranks with the same ep rank. */
-#ifndef RK_PARAMS_INTERNAL_H
-#define RK_PARAMS_INTERNAL_H
+#ifndef RK_ENGINE_PARAMS_H
+#define RK_ENGINE_PARAMS_H
 
 #include "engine/rk_model.h"
 

@@ -1,6 +1,6 @@
 /* Private to engine/: a flat buffer of device memory that can be offloaded to host memory. */
-#ifndef RK_MOVABLE_INTERNAL_H
-#define RK_MOVABLE_INTERNAL_H
+#ifndef RK_ENGINE_MOVABLE_H
+#define RK_ENGINE_MOVABLE_H
 
 #include "kernels/rk_device.h"
 

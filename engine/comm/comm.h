@@ -3,8 +3,8 @@
  * The wrapper implements what all backends share: argument checks, the first error of a world, the activity
  * record, group names and tags, collecting batches. A backend moves data. It reports a failure by returning
  * it or, from any thread, through rk_comm_world_fail(); both end the world. */
-#ifndef RK_COMM_INTERNAL_H
-#define RK_COMM_INTERNAL_H
+#ifndef RK_ENGINE_COMM_H
+#define RK_ENGINE_COMM_H
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,6 +1,6 @@
 /* Private to engine/: the interface of optimizers, and the training state of a model.
  *
- * A model's parameters and gradients are two flat buffers with one index map (model/params_internal.h), in
+ * A model's parameters and gradients are two flat buffers with one index map (params/params.h), in
  * which every gradient group has a range of its own (rk_param.h), cut into buckets. The ranks of the group
  * (those of dp, except for experts) own equal parts of every bucket; all parts of a rank are its shard.
  * Gradients are reduced into the owner's part, the owner updates its parameters with optimizer state that
@@ -11,11 +11,11 @@
  * The backward pass completes gradients in the order of the buffers. In the last micro-batch of a step the
  * reduction of a bucket starts as soon as its gradients are complete, on a separate stream that overlaps the
  * pass. After the update of a bucket the all-gather of its parameters overlaps the update of the next. */
-#ifndef RK_OPTIM_INTERNAL_H
-#define RK_OPTIM_INTERNAL_H
+#ifndef RK_ENGINE_TRAINER_H
+#define RK_ENGINE_TRAINER_H
 
 #include "base/rk_array.h"
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 #include "engine/rk_train.h"
 
 #define RK_OPTIM_STATES_MAX 2

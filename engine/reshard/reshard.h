@@ -1,12 +1,12 @@
 /* Private to engine/reshard/: a run in progress. reshard.c prepares it, transfer.c moves, fingerprints.c
  * compares. */
-#ifndef RK_RESHARD_INTERNAL_H
-#define RK_RESHARD_INTERNAL_H
+#ifndef RK_ENGINE_RESHARD_H
+#define RK_ENGINE_RESHARD_H
 
-#include "engine/comm/comm_internal.h"
-#include "engine/model/model_internal.h"
+#include "engine/comm/comm.h"
+#include "engine/model/model.h"
 #include "engine/rk_reshard.h"
-#include "engine/tensor/step_arena_internal.h"
+#include "engine/tensor/step_arena.h"
 
 struct rk_reshard_link {
     const struct rk_mesh *source, *destination;

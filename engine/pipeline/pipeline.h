@@ -1,9 +1,9 @@
 /* Private to engine/: runs micro-batches through the stages of a model's pipeline. A mesh without a pipeline
  * is one stage, with one micro-batch at a time in the model's own memory. */
-#ifndef RK_PIPELINE_INTERNAL_H
-#define RK_PIPELINE_INTERNAL_H
+#ifndef RK_ENGINE_PIPELINE_H
+#define RK_ENGINE_PIPELINE_H
 
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 /* Work to do with micro-batches. Every rank of the mesh has the same number of micro-batches, with the same
  * sizes on all stages of a replica; they may be empty. */

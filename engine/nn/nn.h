@@ -6,8 +6,8 @@
  * row-parallel ones their output (docs/parallelism.md). Backward functions accumulate the gradients of
  * weights and overwrite those of activations. The caller provides the outputs; tensors that a forward
  * function saves for its backward function are in the step arena. */
-#ifndef RK_NN_INTERNAL_H
-#define RK_NN_INTERNAL_H
+#ifndef RK_ENGINE_NN_H
+#define RK_ENGINE_NN_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -15,10 +15,10 @@
 #include "base/rk_arena.h"
 #include "base/rk_status.h"
 #include "base/layout/rk_zigzag.h"
-#include "engine/model/params_internal.h"
+#include "engine/params/params.h"
 #include "engine/rk_comm.h"
 #include "engine/rk_model.h"
-#include "engine/tensor/step_arena_internal.h"
+#include "engine/tensor/step_arena.h"
 #include "kernels/rk_kernels.h"
 
 /* Tokens whose logits exist at the same time: bounds the head's memory to RK_HEAD_CHUNK * vocab_size / tp

@@ -1,15 +1,15 @@
 /* Private to engine/: the model object, the interface of families, and the functions that the rollout engine
  * calls. */
-#ifndef RK_MODEL_INTERNAL_H
-#define RK_MODEL_INTERNAL_H
+#ifndef RK_ENGINE_MODEL_H
+#define RK_ENGINE_MODEL_H
 
 #include "base/rk_arena.h"
 #include "base/rk_array.h"
 #include "base/layout/rk_pipeline.h"
-#include "engine/model/params_internal.h"
-#include "engine/nn/nn_internal.h"
+#include "engine/params/params.h"
+#include "engine/nn/nn.h"
 #include "engine/rk_model.h"
-#include "engine/tensor/movable_internal.h"
+#include "engine/tensor/movable.h"
 
 /* --- families: rows of families.c --- */
 
