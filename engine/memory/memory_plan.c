@@ -8,7 +8,6 @@
 #include "engine/comm/comm.h"
 #include "engine/model/model.h"
 #include "engine/optim/trainer.h"
-#include "engine/pipeline/pipeline.h"
 #include "engine/reshard/reshard.h"
 #include "engine/rollout/rollout.h"
 
@@ -401,6 +400,6 @@ struct rk_status *rk_memory_plan_reserve(const struct rk_memory_plan *plan, stru
 {
     RK_TRY(rk_step_arena_reserve(model->arena, plan->memory.activation_peak_bytes,
                                  plan->memory.pass_host_peak_bytes));
-    RK_TRY(rk_pipeline_reserve(model, &plan->memory));
+    RK_TRY(rk_model_reserve_slots(model, &plan->memory));
     return rk_stream_reserve(model->core->stream, &plan->workspace);
 }

@@ -9,7 +9,6 @@
 #include "base/layout/rk_mesh.h"
 #include "engine/ckpt/state_internal.h"
 #include "engine/optim/trainer.h"
-#include "engine/pipeline/pipeline.h"
 
 struct rk_status *rk_numerics_parse(rk_numerics_t *out, const char *text)
 {
@@ -257,7 +256,10 @@ void rk_model_destroy(struct rk_model *model)
         return;
     rk_saver_destroy(model->saver);
     rk_train_destroy(model->train);
-    rk_pipeline_slots_destroy(model);
+    rk_model_destroy_slots(model);
+    rk_event_destroy(model->is_ready);
+    rk_event_destroy(model->is_done);
+    rk_stream_destroy(model->messages);
     rk_step_arena_destroy(model->arena);
     rk_arena_destroy(model->host);
     if (model->owns_core)
@@ -420,7 +422,7 @@ struct rk_model_memory rk_model_get_memory(const struct rk_model *model)
             memory.param_bytes +=
                 rk_tensor_bytes(core->rope_tables[i].cos) + rk_tensor_bytes(core->rope_tables[i].sin);
     }
-    rk_pipeline_add_memory(model, &memory);
+    rk_model_add_slot_memory(model, &memory);
     rk_train_add_memory(model->train, &memory);
     return memory;
 }

@@ -201,7 +201,7 @@ struct rk_pass_memory {
     struct rk_arena *host;
 };
 
-struct rk_pipeline_slot;
+struct rk_slot;
 
 struct rk_model {
     struct rk_model_core *core;
@@ -210,11 +210,11 @@ struct rk_model {
     struct rk_arena *host;       /* host memory of the same pass */
     struct rk_train *train;      /* gradients and optimizer; NULL until rk_train_enable */
     struct rk_saver *saver;      /* of training checkpoints; NULL until the first one */
-    /* State of a pipeline stage (engine/pipeline): memory of the micro-batches in flight, its size for each,
-     * and the stream of messages with the events that order it with the model's stream; NULL before the first
-     * run. */
-    RK_ARRAY(struct rk_pipeline_slot *) slots;
+    /* Micro-batches in flight on a pipeline stage, and the memory of each (slots.c). */
+    RK_ARRAY(struct rk_slot *) slots;
     size_t slot_bytes, slot_host_bytes; /* 0: grows on demand */
+    /* The stream of messages between stages with the events that order it with the model's stream; NULL
+     * before the first run of a pipeline. */
     struct rk_stream *messages;
     struct rk_event *is_ready, *is_done;
     /* Memory that rollouts hold for this model. */
@@ -361,6 +361,28 @@ struct rk_status *rk_micro_upload(struct rk_micro *micro, const struct rk_head_a
 /* dout: see rk_trunk_bwd; none for a chunk with a head, whose gradients were uploaded. */
 struct rk_status *rk_micro_backward(struct rk_micro *micro, const struct rk_chunk *chunk, rk_tensor_t dout,
                                     rk_tensor_t *din) RK_NODISCARD;
+
+/* --- micro-batches in flight (slots.c) --- */
+
+/* The tensors of a micro-batch in a chunk, from the forward to the backward step. */
+struct rk_slot {
+    struct rk_pass_memory memory;
+    struct rk_event *has_arrived; /* recorded after the last received message */
+    struct rk_event *is_free;     /* recorded when the slot was released */
+    bool was_used, is_taken;
+    int32_t micro_batch, chunk;
+    struct rk_micro micro;
+    rk_tensor_t in, out;   /* of the forward step */
+    rk_tensor_t dout, din; /* of the backward step */
+};
+
+/* Adds a slot, owned by the model. RESOURCE_EXHAUSTED. */
+struct rk_status *rk_model_add_slot(struct rk_model *model, struct rk_slot **out) RK_NODISCARD;
+/* Allocates the slots that a memory plan requires. RESOURCE_EXHAUSTED. */
+struct rk_status *rk_model_reserve_slots(struct rk_model *model,
+                                         const struct rk_model_memory *plan) RK_NODISCARD;
+void rk_model_destroy_slots(struct rk_model *model);
+void rk_model_add_slot_memory(const struct rk_model *model, struct rk_model_memory *memory);
 
 /* --- parts in host memory (offload.c) --- */
 

@@ -46,7 +46,7 @@ struct rk_status *rk_run_ask_all(struct rk_pipeline_run *run)
 }
 
 /* Placeholder for a result that another stage waits for. */
-static struct rk_status *make_zeros(const struct rk_pipeline_slot *slot, rk_tensor_t *out)
+static struct rk_status *make_zeros(const struct rk_slot *slot, rk_tensor_t *out)
 {
     const struct rk_pass *pass = &slot->micro.pass;
 
@@ -54,15 +54,14 @@ static struct rk_status *make_zeros(const struct rk_pipeline_slot *slot, rk_tens
     return pass->num_rows > 0 ? rk_stream_zero(pass->stream, out->data, rk_tensor_bytes(*out)) : NULL;
 }
 
-struct rk_status *rk_run_skip_forward(const struct rk_pipeline_run *run, struct rk_pipeline_slot *slot,
-                                      bool has_head)
+struct rk_status *rk_run_skip_forward(const struct rk_pipeline_run *run, struct rk_slot *slot, bool has_head)
 {
     if (!has_head)
         return make_zeros(slot, &slot->out);
     return run->work->trains ? NULL : rk_slot_give_back(slot, run->model->core->stream);
 }
 
-struct rk_status *rk_run_skip_backward(const struct rk_pipeline_run *run, struct rk_pipeline_slot *slot,
+struct rk_status *rk_run_skip_backward(const struct rk_pipeline_run *run, struct rk_slot *slot,
                                        bool has_embedding)
 {
     return has_embedding ? rk_slot_give_back(slot, run->model->core->stream) : make_zeros(slot, &slot->din);

@@ -6,7 +6,7 @@
 
 /* Allocates memory for the received tensor; *slot is the slot of the step. */
 static struct rk_status *make_room(struct rk_pipeline_run *run, struct rk_pipeline_step step,
-                                   struct rk_pipeline_slot **slot)
+                                   struct rk_slot **slot)
 {
     bool is_forward = step.kind == RK_PIPELINE_FORWARD;
     const struct rk_pass *pass;
@@ -23,7 +23,7 @@ static struct rk_status *make_room(struct rk_pipeline_run *run, struct rk_pipeli
 
 /* Sends and receives nothing for a micro-batch without rows. */
 static struct rk_status *transfer(struct rk_pipeline_run *run, const struct rk_pipeline_message *message,
-                                  const struct rk_pipeline_slot *slot)
+                                  const struct rk_slot *slot)
 {
     struct rk_comm_group *group = rk_mesh_comms_group(run->model->core->mesh, RK_GROUP_PP);
     bool is_forward = message->step.kind == RK_PIPELINE_FORWARD;
@@ -39,7 +39,7 @@ static struct rk_status *transfer(struct rk_pipeline_run *run, const struct rk_p
 /* Received tensors may be used from here on; slots whose last message this was are released. */
 static struct rk_status *finish(struct rk_pipeline_run *run, const struct rk_pipeline_message *message)
 {
-    struct rk_pipeline_slot *slot = rk_run_find_slot(run, message->step);
+    struct rk_slot *slot = rk_run_find_slot(run, message->step);
     bool is_last = message->step.kind == RK_PIPELINE_BACKWARD || !run->work->trains;
 
     if (!message->is_send)
@@ -77,7 +77,7 @@ struct rk_status *rk_run_exchange(struct rk_pipeline_run *run, int64_t before)
     run->next_message = end;
     RK_TRY(exchange_fault(run));
     for (int64_t i = begin; i < end; i++) {
-        struct rk_pipeline_slot *slot;
+        struct rk_slot *slot;
 
         if (!run->messages[i].is_send)
             RK_TRY(make_room(run, run->messages[i].step, &slot));

@@ -22,7 +22,7 @@ static struct rk_status *note_step(const struct rk_pipeline_run *run, struct rk_
 static struct rk_status *forward(struct rk_pipeline_run *run, struct rk_pipeline_step step)
 {
     const struct rk_chunk *chunk = &run->model->core->chunks[step.chunk];
-    struct rk_pipeline_slot *slot = rk_run_find_slot(run, step);
+    struct rk_slot *slot = rk_run_find_slot(run, step);
     struct rk_micro_desc desc;
 
     RK_TRY(rk_run_ask_replica(run)); /* before the stream waits for the input: the host waits here */
@@ -56,7 +56,7 @@ static struct rk_status *backward(struct rk_pipeline_run *run, int64_t i)
 {
     struct rk_pipeline_step step = run->steps[i];
     const struct rk_chunk *chunk = &run->model->core->chunks[step.chunk];
-    struct rk_pipeline_slot *slot = rk_run_find_slot(run, step);
+    struct rk_slot *slot = rk_run_find_slot(run, step);
     bool is_last = is_last_backward(run, i);
 
     if (is_last)

@@ -33,11 +33,4 @@ struct rk_pipeline_work {
  * all ranks of the mesh return CANCELLED together: accumulated gradients are then invalid. */
 struct rk_status *rk_pipeline_run(struct rk_model *model, const struct rk_pipeline_work *work) RK_NODISCARD;
 
-/* Frees the memory of the micro-batches in flight on a pipeline stage; no-op before the first run. */
-void rk_pipeline_slots_destroy(struct rk_model *model);
-void rk_pipeline_add_memory(const struct rk_model *model, struct rk_model_memory *memory);
-/* Allocates the slots that a memory plan requires. RESOURCE_EXHAUSTED. */
-struct rk_status *rk_pipeline_reserve(struct rk_model *model,
-                                      const struct rk_model_memory *plan) RK_NODISCARD;
-
 #endif

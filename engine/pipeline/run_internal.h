@@ -4,17 +4,6 @@
 
 #include "engine/pipeline/pipeline.h"
 
-struct rk_pipeline_slot {
-    struct rk_pass_memory memory;
-    struct rk_event *has_arrived; /* recorded after the last received message */
-    struct rk_event *is_free;     /* recorded when the slot was released */
-    bool was_used, is_taken;
-    int32_t micro_batch, chunk;
-    struct rk_micro micro;
-    rk_tensor_t in, out;   /* of the forward step */
-    rk_tensor_t dout, din; /* of the backward step */
-};
-
 struct rk_pipeline_run {
     struct rk_model *model;
     const struct rk_pipeline_work *work;
@@ -32,7 +21,7 @@ struct rk_pipeline_run {
     int64_t bound;         /* the last micro-batch passed to work->bind; -1: none */
 };
 
-/* --- slots.c --- */
+/* --- run_slots.c --- */
 
 /* Whether the fault point is hit. Dry runs do not count. */
 bool rk_run_is_hit(const struct rk_pipeline_run *run, const char *fault);
@@ -41,11 +30,11 @@ struct rk_status *rk_run_bind(struct rk_pipeline_run *run, int64_t i,
                               struct rk_micro_desc *desc) RK_NODISCARD;
 /* A free slot whose micro-batch has begun. */
 struct rk_status *rk_run_take_slot(struct rk_pipeline_run *run, struct rk_pipeline_step step,
-                                   struct rk_pipeline_slot **out) RK_NODISCARD;
+                                   struct rk_slot **out) RK_NODISCARD;
 /* The slot of the step's micro-batch and chunk; NULL: none is taken. */
-struct rk_pipeline_slot *rk_run_find_slot(const struct rk_pipeline_run *run, struct rk_pipeline_step step);
+struct rk_slot *rk_run_find_slot(const struct rk_pipeline_run *run, struct rk_pipeline_step step);
 /* Releases the slot: another micro-batch may use it after the work enqueued on the stream so far. */
-struct rk_status *rk_slot_give_back(struct rk_pipeline_slot *slot, struct rk_stream *stream) RK_NODISCARD;
+struct rk_status *rk_slot_give_back(struct rk_slot *slot, struct rk_stream *stream) RK_NODISCARD;
 
 /* --- messages.c --- */
 
@@ -67,9 +56,9 @@ struct rk_status *rk_run_ask_stage(struct rk_pipeline_run *run) RK_NODISCARD;
 /* After the last step: asks all ranks. CANCELLED on all ranks, or on none. */
 struct rk_status *rk_run_ask_all(struct rk_pipeline_run *run) RK_NODISCARD;
 /* Replace the steps of a cancelled run. */
-struct rk_status *rk_run_skip_forward(const struct rk_pipeline_run *run, struct rk_pipeline_slot *slot,
+struct rk_status *rk_run_skip_forward(const struct rk_pipeline_run *run, struct rk_slot *slot,
                                       bool has_head) RK_NODISCARD;
-struct rk_status *rk_run_skip_backward(const struct rk_pipeline_run *run, struct rk_pipeline_slot *slot,
+struct rk_status *rk_run_skip_backward(const struct rk_pipeline_run *run, struct rk_slot *slot,
                                        bool has_embedding) RK_NODISCARD;
 
 #endif
