@@ -124,7 +124,7 @@ static struct rk_status *time_disk(struct measured *out, const char *dir)
 
 /* --- checkpoints --- */
 
-static struct rk_status *time_save(struct rk_model *model, const char *part_dir, double *stall, double *whole)
+static struct rk_status *time_save(struct rk_saver *saver, const char *part_dir, double *stall, double *whole)
 {
     const struct rk_checkpoint_save save = {.part_dir = part_dir,
                                             .role = "actor",
@@ -134,31 +134,33 @@ static struct rk_status *time_save(struct rk_model *model, const char *part_dir,
     struct rk_checkpoint_report report;
     int64_t begin_ns = rk_time_now_ns();
 
-    RK_TRY(rk_model_save_checkpoint(model, &save, NULL, &report));
+    RK_TRY(rk_saver_save(saver, &save, NULL, &report));
     *stall = seconds_since(begin_ns);
-    RK_TRY(rk_model_wait_checkpoint(model, true, NULL, &report));
+    RK_TRY(rk_saver_wait(saver, true, NULL, &report));
     *whole = seconds_since(begin_ns);
     return NULL;
 }
 
-/* A first save without rk_model_prepare_checkpoint allocates host memory; later saves reuse it. */
+/* A first save without rk_saver_prepare allocates host memory; later saves reuse it. */
 static struct rk_status *time_checkpoints(struct measured *out, struct rk_model *model, const char *dir)
 {
     char *part_dir = rk_path_join(dir, "global_step_1/actor");
+    struct rk_saver *saver = rk_saver_create(model);
     struct rk_checkpoint_loaded loaded;
     struct rk_status *st;
     double whole;
     int64_t begin_ns;
 
-    RK_TRY_GOTO(st, time_save(model, part_dir, &out->first_stall, &whole), out);
+    RK_TRY_GOTO(st, time_save(saver, part_dir, &out->first_stall, &whole), out);
     RK_TRY_GOTO(st, rk_ckpt_remove(part_dir), out);
-    RK_TRY_GOTO(st, time_save(model, part_dir, &out->stall, &out->save), out);
+    RK_TRY_GOTO(st, time_save(saver, part_dir, &out->stall, &out->save), out);
     begin_ns = rk_time_now_ns();
     RK_TRY_GOTO(st, rk_model_load_checkpoint(model, part_dir, 0, NULL, &loaded), out);
     out->load = seconds_since(begin_ns);
     st = rk_ckpt_remove(part_dir);
 
 out:
+    rk_saver_destroy(saver);
     rk_free(part_dir);
     return st;
 }

@@ -105,7 +105,7 @@ static struct rk_status *make_model(struct bench_instance *out, struct bench_ctx
     plan->model.mesh = out->comms;
     RK_TRY(rk_model_create(&out->model, &plan->model));
     if (plan->optim)
-        RK_TRY(rk_train_enable(out->model, plan->optim));
+        RK_TRY(rk_trainer_create(&out->trainer, out->model, plan->optim));
     if (desc->rollout)
         RK_TRY(rk_rollout_create(&out->rollout, out->model, desc->rollout));
     RK_TRY(rk_memory_plan_reserve(&planned, out->model));
@@ -140,6 +140,7 @@ struct rk_status *bench_instance_open(struct bench_instance *out, struct bench_c
 void bench_instance_close(struct bench_instance *instance)
 {
     rk_rollout_destroy(instance->rollout);
+    rk_trainer_destroy(instance->trainer);
     rk_model_destroy(instance->model);
     rk_mesh_comms_destroy(instance->comms);
     rk_mesh_destroy(instance->mesh);

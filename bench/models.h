@@ -44,6 +44,7 @@ struct bench_instance {
     struct rk_mesh *mesh;
     struct rk_mesh_comms *comms;
     struct rk_model *model;
+    struct rk_trainer *trainer; /* NULL: it does not train */
     struct rk_rollout *rollout; /* NULL unless requested in desc */
     struct bench_model shape;   /* the tiny shape with --tiny */
 };

@@ -37,7 +37,7 @@ static struct rk_status *on_step(void *user, struct rk_pipeline_step step, bool 
 struct rk_status *bench_training_run(void *user)
 {
     struct bench_training *training = user;
-    struct rk_model *model = training->instance.model;
+    struct rk_trainer *trainer = training->instance.trainer;
     struct rk_train_work work = {.count = training->num_micros,
                                  .is_last = training->steps,
                                  .bind = bind,
@@ -48,9 +48,9 @@ struct rk_status *bench_training_run(void *user)
     if (training->frozen)
         RK_TRY(rk_model_forward(training->frozen->model, &training->batch.packed, 1, NULL,
                                 &(struct rk_head_arrays){.of = {training->batch.log_probs}}));
-    RK_TRY(rk_train_begin(model));
-    RK_TRY(rk_train_micro_batches(model, &work));
-    return training->steps ? rk_train_step(model, &stats) : NULL;
+    RK_TRY(rk_trainer_begin(trainer));
+    RK_TRY(rk_trainer_micro_batches(trainer, &work));
+    return training->steps ? rk_trainer_step(trainer, &stats) : NULL;
 }
 
 void bench_training_close(struct bench_training *training)

@@ -6,7 +6,7 @@
  * base/format/rk_ckpt_dir.h; the shards: docs/formats.md.
  *
  * Training waits only while a save copies the state to host memory; thread C of the rank writes it. A save is
- * complete when rk_model_wait_checkpoint has published it. At most one save of a model is in progress. All
+ * complete when rk_saver_wait has published it. A saver has at most one save in progress. All
  * functions are collective over the model's mesh and run on the engine thread. */
 #ifndef RK_CHECKPOINT_H
 #define RK_CHECKPOINT_H
@@ -52,7 +52,7 @@ const char *rk_checkpoint_state_name(rk_checkpoint_state_t state); /* "none", "w
 
 struct rk_checkpoint_report {
     rk_checkpoint_state_t state;
-    const char *part_dir; /* NULL in state NONE; valid until the next save of the model */
+    const char *part_dir; /* NULL in state NONE; valid until the next save */
     int64_t global_step;
     uint64_t bytes;      /* state DONE: total of all files of the part */
     double copy_seconds; /* how long training waited for this rank's copy to host memory */
@@ -66,21 +66,26 @@ struct rk_status *rk_model_check_contents(const struct rk_model *model, uint32_t
 /* Not collective: bytes of the tensors of all ranks. */
 uint64_t rk_model_checkpoint_bytes(const struct rk_model *model, uint32_t contents);
 
+/* The saver of a model: the save in progress, its thread C, and the host memory of the copy, which is kept
+ * for the next save. Saves have the optimizer state of the model's trainer. */
+struct rk_saver;
+struct rk_saver *rk_saver_create(struct rk_model *model); /* borrowed: the model must outlive the saver */
+/* Stops the writer and drops a save in progress. Not collective. NULL is a no-op. */
+void rk_saver_destroy(struct rk_saver *saver);
 /* Allocates the host memory that saves of these contents will copy to, so that the first save waits no longer
  * than later ones. If there is not enough memory it warns: training will then wait for the disk. */
-struct rk_status *rk_model_prepare_checkpoint(struct rk_model *model, uint32_t contents) RK_NODISCARD;
+struct rk_status *rk_saver_prepare(struct rk_saver *saver, uint32_t contents) RK_NODISCARD;
 /* First completes a save in progress. Writes to a temporary directory, see rk_ckpt_begin. Without host memory
  * for the copy it warns and writes from the device. On an error on any rank the files are removed and all
  * ranks return the error; CANCELLED when one was asked to stop. */
-struct rk_status *rk_model_save_checkpoint(struct rk_model *model, const struct rk_checkpoint_save *save,
-                                           const struct rk_engine_hooks *hooks,
-                                           struct rk_checkpoint_report *report) RK_NODISCARD;
+struct rk_status *rk_saver_save(struct rk_saver *saver, const struct rk_checkpoint_save *save,
+                                const struct rk_engine_hooks *hooks,
+                                struct rk_checkpoint_report *report) RK_NODISCARD;
 /* Publishes the save in progress if all ranks have written; with `waits`, waits for them. Returns the error
  * of a failed write: then the files are removed and no save is in progress. CANCELLED while waiting leaves
  * the save in progress. */
-struct rk_status *rk_model_wait_checkpoint(struct rk_model *model, bool waits,
-                                           const struct rk_engine_hooks *hooks,
-                                           struct rk_checkpoint_report *report) RK_NODISCARD;
+struct rk_status *rk_saver_wait(struct rk_saver *saver, bool waits, const struct rk_engine_hooks *hooks,
+                                struct rk_checkpoint_report *report) RK_NODISCARD;
 
 struct rk_checkpoint_loaded {
     int64_t global_step;

@@ -89,18 +89,7 @@ void rk_memory_room_keep(struct rk_memory_room *room, uint64_t away_bytes);
 /* Reduces the room to what is left once the role of the plan has been created. */
 void rk_memory_room_take(struct rk_memory_room *room, const struct rk_memory_plan *plan);
 
-/* --- kinds of device memory: the fields of struct rk_model_memory by name --- */
-typedef enum rk_memory_kind {
-    RK_MEMORY_PARAMETERS,
-    RK_MEMORY_MASTERS,
-    RK_MEMORY_GRADIENTS,
-    RK_MEMORY_OPTIMIZER,
-    RK_MEMORY_ACTIVATIONS,
-    RK_MEMORY_KV_CACHE,
-    RK_MEMORY_WORKSPACE,
-    RK_MEMORY_STAGING,
-    RK_MEMORY_KIND_COUNT
-} rk_memory_kind_t;
+/* --- kinds of device memory by name --- */
 const char *rk_memory_kind_name(rk_memory_kind_t kind); /* "parameters", "kv_cache" */
 uint64_t rk_memory_kind_bytes(const struct rk_model_memory *memory, rk_memory_kind_t kind);
 uint64_t rk_memory_total_bytes(const struct rk_model_memory *memory); /* sum of the kinds */

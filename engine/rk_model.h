@@ -152,7 +152,7 @@ const struct rk_param *rk_model_param_at(const struct rk_model *model, int64_t i
 const struct rk_placement *rk_model_placement_at(const struct rk_model *model, int64_t i);
 int64_t rk_model_find_param(const struct rk_model *model, const char *name); /* -1 when absent */
 int64_t rk_model_num_elements(const struct rk_model *model); /* of the whole model, global shapes */
-/* Training no longer updates the parameter. Call on all ranks alike, before rk_train_enable. */
+/* Training no longer updates the parameter. Call on all ranks alike, before rk_trainer_create. */
 void rk_model_freeze_param(struct rk_model *model, int64_t i);
 
 /* --- life --- */
@@ -217,7 +217,8 @@ struct rk_status *rk_model_create(struct rk_model **out, const struct rk_model_d
 /* A model that uses the same parameter buffer (actor and rollout of equal layout). The owner must outlive it.
  */
 struct rk_status *rk_model_create_shared(struct rk_model **out, struct rk_model *owner) RK_NODISCARD;
-void rk_model_destroy(struct rk_model *model); /* NULL is a no-op */
+/* NULL is a no-op. Trainer, saver and rollout of the model must have been destroyed. */
+void rk_model_destroy(struct rk_model *model);
 /* The description from which an equal model can be created; its pointers belong to the model. */
 void rk_model_describe(const struct rk_model *model, struct rk_model_desc *out);
 const struct rk_model_config *rk_model_get_config(const struct rk_model *model);
@@ -288,12 +289,9 @@ bool rk_output_is_writer(rk_output_t output, const struct rk_mesh_comms *mesh);
 struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir, int64_t max_shard_bytes,
                                      const struct rk_engine_hooks *hooks) RK_NODISCARD;
 
-typedef enum rk_param_kind { RK_PARAM_VALUE, RK_PARAM_GRADIENT } rk_param_kind_t;
-/* Collective over tp (and cp and dp for gradients, which it sums as the update would): the whole tensor,
- * global shape, as f64 in host memory [shape[0] * shape[1]], on every rank. Gradients that accumulate in
- * shards (struct rk_optim_config) are those of the last micro-batch. */
-struct rk_status *rk_model_gather_param(struct rk_model *model, int64_t i, rk_param_kind_t kind,
-                                        double *out) RK_NODISCARD;
+/* Collective over tp: the whole tensor, global shape, as f64 in host memory [shape[0] * shape[1]], on every
+ * rank. */
+struct rk_status *rk_model_gather_param(struct rk_model *model, int64_t i, double *out) RK_NODISCARD;
 
 /* Collective. Compares the ranks' copies of every parameter by 64-bit fingerprints: copies of the same part
  * must be equal. DATA_LOSS (reason REPLICAS_DIFFER), the same on all ranks, names the first parameter that
@@ -409,7 +407,20 @@ struct rk_status *rk_model_merge_routes(struct rk_model *model, uint16_t *chosen
 struct rk_status *rk_model_logits(struct rk_model *model, const struct rk_packed *packed,
                                   double *logits) RK_NODISCARD;
 
-/* Memory that the model holds, including its rollout. Names of the kinds: rk_memory.h. */
+/* Kinds of device memory: the first fields of struct rk_model_memory. Names: rk_memory.h. */
+typedef enum rk_memory_kind {
+    RK_MEMORY_PARAMETERS,
+    RK_MEMORY_MASTERS,
+    RK_MEMORY_GRADIENTS,
+    RK_MEMORY_OPTIMIZER,
+    RK_MEMORY_ACTIVATIONS,
+    RK_MEMORY_KV_CACHE,
+    RK_MEMORY_WORKSPACE,
+    RK_MEMORY_STAGING,
+    RK_MEMORY_KIND_COUNT
+} rk_memory_kind_t;
+
+/* Memory that the model holds, including that of its trainer, rollout and saver. */
 struct rk_model_memory {
     /* Device memory by kind. */
     uint64_t param_bytes, master_bytes, grad_bytes, optimizer_bytes;

@@ -53,7 +53,7 @@ enum rk_param_flags {
     RK_PARAM_FUSED = 1u << 3,    /* directly after the previous row in the flat buffers, without a gap */
     RK_PARAM_ROUTER = 1u << 5,   /* of a router, or of the gate of a shared expert */
     /* A vector that files have in fp32: in the flat buffers it has RK_PARAM_WIDE_PARTS runs, whose sum is the
-     * value (engine/ckpt/hf_wide.c). */
+     * value (engine/params/wide.c). */
     RK_PARAM_WIDE = 1u << 6,
 };
 

@@ -1,7 +1,7 @@
 /* Training: gradients of packed micro-batches, and optimizer steps.
  *
- *   rk_train_begin; rk_train_micro_batches; rk_train_step            one optimizer step
- *   rk_train_advance_lr                                              once per update call
+ *   rk_trainer_begin; rk_trainer_micro_batches; rk_trainer_step      one optimizer step
+ *   rk_trainer_advance_lr                                            once per update call
  *
  * Gradients accumulate in f32 (f64 models: f64) with global denominators: a step does not depend on the
  * number of micro-batches or ranks, except for the rounding of adds_in_shards. The optimizer updates f32
@@ -54,13 +54,22 @@ struct rk_status *rk_optim_config_override(struct rk_optim_config *config,
 /* Learning rate after `num_steps` scheduler steps; Megatron's schedule. */
 double rk_lr_at(const struct rk_optim_config *config, int64_t num_steps);
 
+/* The trainer of a model: gradients, masters, optimizer state, sums and counters. */
+struct rk_trainer;
+
 /* Allocates gradients and optimizer state (sharded over dp). A model that shares weights cannot train. The
  * masters of bf16 parameters are initialized from them; loading a model afterwards sets masters from the
- * files at the files' precision. */
-struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_config *config) RK_NODISCARD;
+ * files at the files' precision. The model, which must outlive the trainer, offloads and counts its memory.
+ */
+struct rk_status *rk_trainer_create(struct rk_trainer **out, struct rk_model *model,
+                                    const struct rk_optim_config *config) RK_NODISCARD;
+/* The model can no longer train, until it gets another trainer. NULL is a no-op. */
+void rk_trainer_destroy(struct rk_trainer *trainer);
+/* The trainer of the model, borrowed; NULL: the model does not train. */
+struct rk_trainer *rk_model_trainer(const struct rk_model *model);
 
 /* Sets the gradients to zero. */
-struct rk_status *rk_train_begin(struct rk_model *model) RK_NODISCARD;
+struct rk_status *rk_trainer_begin(struct rk_trainer *trainer) RK_NODISCARD;
 
 /* Called between forward and backward with the requested outputs of the micro-batch; adds the gradients with
  * respect to them to `grads`, which are zeroed. */
@@ -78,20 +87,20 @@ struct rk_train_micro {
      * outputs. */
     int64_t num_ids;
     const int32_t *ids;
-    /* The last one before rk_train_step, on all ranks: reductions over dp overlap the backward pass. From
-     * here on the gradients of this rank alone (rk_model_gather_param) are no longer available. */
+    /* The last one before rk_trainer_step, on all ranks: reductions over dp overlap the backward pass. From
+     * here on the gradients of this rank alone (rk_trainer_gather_grad) are no longer available. */
     bool is_last;
     rk_train_loss_fn_t loss_fn;
     void *user;
     const struct rk_engine_hooks *hooks; /* on_alive, with a pipeline also is_cancelled; may be NULL */
 };
-struct rk_status *rk_train_micro_batch(struct rk_model *model,
-                                       const struct rk_train_micro *micro) RK_NODISCARD;
+struct rk_status *rk_trainer_micro_batch(struct rk_trainer *trainer,
+                                         const struct rk_train_micro *micro) RK_NODISCARD;
 
 /* All or some micro-batches of a step: the same number on all ranks, with the same sizes within a replica. */
 struct rk_train_work {
     int64_t count;
-    bool is_last; /* only rk_train_step follows; is_last of the micro-batches is ignored */
+    bool is_last; /* only rk_trainer_step follows; is_last of the micro-batches is ignored */
     /* Fills in the i-th micro-batch. Its pointers are used only until the next call. With a pipeline or
      * losses of routers it is called more than once for each, in any order. The loss function is called for
      * the bound micro-batch, in order, on the ranks that have the head: the last stage. */
@@ -101,13 +110,13 @@ struct rk_train_work {
     struct rk_status *(*on_step)(void *user, struct rk_pipeline_step step, bool is_done);
     void *user;
 };
-/* Collective: rk_train_micro_batch of each; the stages of a pipeline overlap several, in the order of its
+/* Collective: rk_trainer_micro_batch of each; the stages of a pipeline overlap several, in the order of its
  * schedule (base/layout/rk_pipeline.h). INVALID_ARGUMENT for a number of micro-batches that an interleaved
  * schedule does not support. CANCELLED on all ranks, with the gradients lost, when the hooks of a stage ask
  * to stop.
  */
-struct rk_status *rk_train_micro_batches(struct rk_model *model,
-                                         const struct rk_train_work *work) RK_NODISCARD;
+struct rk_status *rk_trainer_micro_batches(struct rk_trainer *trainer,
+                                           const struct rk_train_work *work) RK_NODISCARD;
 
 /* Statistics of the routers of layers of experts in a step, over all micro-batches and ranks; padding and,
  * with recompute, the second pass do not count. */
@@ -133,16 +142,18 @@ struct rk_step_stats {
 };
 /* Reduces and clips gradients, updates, all-gathers the parameters, increments weight_version. ABORTED
  * (reason NON_FINITE) after 5 skipped steps in a row. */
-struct rk_status *rk_train_step(struct rk_model *model, struct rk_step_stats *stats) RK_NODISCARD;
-/* rk_train_step with lr (instead of the schedule's), betas, eps, weight_decay and clip_grad from `config`. */
-struct rk_status *rk_train_step_with(struct rk_model *model, const struct rk_optim_config *config,
-                                     struct rk_step_stats *stats) RK_NODISCARD;
-/* The configuration of the next rk_train_step, with the schedule's rate as its lr. */
-struct rk_optim_config rk_train_get_config(const struct rk_model *model);
-/* Frees gradients, masters and optimizer state: the model can no longer train. */
-void rk_train_disable(struct rk_model *model);
-void rk_train_advance_lr(struct rk_model *model);
-double rk_train_get_lr(const struct rk_model *model);
+struct rk_status *rk_trainer_step(struct rk_trainer *trainer, struct rk_step_stats *stats) RK_NODISCARD;
+/* rk_trainer_step with lr (instead of the schedule's), betas, eps, weight_decay and clip_grad from `config`.
+ */
+struct rk_status *rk_trainer_step_with(struct rk_trainer *trainer, const struct rk_optim_config *config,
+                                       struct rk_step_stats *stats) RK_NODISCARD;
+/* The configuration of the next rk_trainer_step, with the schedule's rate as its lr. */
+struct rk_optim_config rk_trainer_get_config(const struct rk_trainer *trainer);
+void rk_trainer_advance_lr(struct rk_trainer *trainer);
+double rk_trainer_get_lr(const struct rk_trainer *trainer);
+/* rk_model_gather_param of a gradient, collective over cp and dp too, over which it is summed as the update
+ * would. Gradients that accumulate in shards (struct rk_optim_config) are those of the last micro-batch. */
+struct rk_status *rk_trainer_gather_grad(struct rk_trainer *trainer, int64_t param, double *out) RK_NODISCARD;
 
 RK_END_DECLS
 

@@ -90,17 +90,21 @@ void rk_role_drop_model(struct rk_worker *worker, struct rk_role *role)
         rk_role_drop_model(worker, &worker->roles[i]);
     }
     rk_rollout_destroy(role->rollout);
+    rk_saver_destroy(role->saver);
+    rk_trainer_destroy(role->trainer);
     rk_model_destroy(role->model);
     if (rk_role_owns_weights(role))
         rk_weights_destroy(role->weights);
     role->rollout = NULL;
+    role->saver = NULL;
+    role->trainer = NULL;
     role->model = NULL;
     role->memory_plan = (struct rk_memory_plan){0};
     role->limits = (struct rk_memory_limits){0};
     role->layout = (struct rk_model_layout){0};
     role->weights = NULL;
     role->offload = 0;
-    role->is_training = role->has_gradients = false;
+    role->has_gradients = false;
     set_state(worker, role, RK_ROLE_STATE_EMPTY);
 }
 

@@ -47,11 +47,12 @@ struct rk_role {
     struct rk_mesh *mesh;              /* owned */
     struct rk_mesh_comms *comms;       /* owned; NULL while there are no communicators */
     struct rk_model *model;            /* owned; NULL in state EMPTY */
+    struct rk_trainer *trainer;        /* owned; NULL: the role does not train */
+    struct rk_saver *saver;            /* owned; NULL in state EMPTY */
     struct rk_rollout *rollout;        /* owned; roles that generate */
     struct rk_memory_plan memory_plan; /* planned and allocated by init_model */
     struct rk_memory_limits limits;    /* the limits of that plan */
     struct rk_model_layout layout;     /* division of its passes over the mesh */
-    bool is_training;                  /* the model has gradients and an optimizer */
     uint32_t offload;                  /* enum rk_model_parts that leave the device between calls */
     struct rk_weights *weights;        /* of the model; NULL in state EMPTY; may be another role's */
     bool has_gradients;                /* of forward_backward, for optim_step */

@@ -182,8 +182,8 @@ static void keep_role(struct rk_role *out, const struct rk_worker *worker, struc
     if (is_in_place)
         return;
     out->mesh = mesh;
-    rk_train_disable(out->model);
-    out->is_training = false;
+    rk_trainer_destroy(out->trainer);
+    out->trainer = NULL;
     RK_INFO("role %s continues as the only replica, without its optimizer", out->name);
 }
 

@@ -89,9 +89,6 @@ void rk_hf_reader_release(struct rk_hf_reader *reader);
 
 /* --- hf_wide.c: parameters that files have in fp32 (RK_PARAM_WIDE) --- */
 
-/* parts [RK_PARAM_WIDE_PARTS, count], each of which bf16 holds: their sum is the value, of fp32 exactly. */
-void rk_hf_wide_split(const double *values, int64_t count, double *parts);
-void rk_hf_wide_join(const void *parts, rk_dtype_t dtype, int64_t count, float *out);
 /* Reads the whole parameter, which is never split over ranks, and waits for the device. */
 struct rk_status *rk_hf_wide_load(struct rk_model *model, int64_t param,
                                   const struct rk_hf_tensor *found) RK_NODISCARD;

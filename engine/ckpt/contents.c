@@ -54,7 +54,7 @@ const char *rk_checkpoint_state_name(rk_checkpoint_state_t state)
 /* Gradients stay in their buffers from a step until the next step begins. */
 static struct rk_status *check_gradients(const struct rk_model *model)
 {
-    if (!model->train || !rk_train_has_sums(model->train))
+    if (!model->trainer || !rk_trainer_has_sums(model->trainer))
         return RK_FAIL(RK_FAILED_PRECONDITION, "contents: gradients: expected a save between an optimizer "
                                                "step and the next forward_backward; no step has run since");
     if (model->core->offload & RK_PART_GRADIENTS)
@@ -68,7 +68,7 @@ struct rk_status *rk_model_check_contents(const struct rk_model *model, uint32_t
     if (!model->owns_core)
         return RK_FAIL(RK_FAILED_PRECONDITION,
                        "the role shares the weights of another role; save the checkpoint of that role");
-    if (contents & RK_CHECKPOINT_OPTIMIZER && !(model->train && model->train->config.ops))
+    if (contents & RK_CHECKPOINT_OPTIMIZER && !(model->trainer && model->trainer->config.ops))
         return RK_FAIL(RK_FAILED_PRECONDITION, "contents: optimizer: the role has no optimizer");
     return contents & RK_CHECKPOINT_GRADIENTS ? check_gradients(model) : NULL;
 }

@@ -202,7 +202,7 @@ static struct rk_status *write_wide(struct export_job *job, const struct rk_para
 
     RK_ASSERT(rows->begin == 0);
     RK_ASSERT(rows->count == RK_PARAM_WIDE_PARTS * count);
-    rk_hf_wide_join(job->parts, core->dtype, count, job->joined);
+    rk_param_wide_join(job->parts, core->dtype, count, job->joined);
     return rk_st_writer_write(job->writer, entry, 0, job->joined, (size_t)count * sizeof(float));
 }
 
@@ -249,7 +249,7 @@ static struct rk_status *exchange_param(struct export_job *job, int64_t i, int64
 {
     struct rk_placement placement = rk_params_owner_placement(&job->model->core->params, i);
     bool is_held = rk_params_placement(&job->model->core->params, i)->is_held;
-    struct rk_param_rows rows = {.param = i, .kind = RK_PARAM_VALUE};
+    struct rk_param_rows rows = {.param = i};
     int64_t step = rk_model_rows_per_move(job->model, i);
 
     for (; rows.begin < placement.local_shape[0]; rows.begin += rows.count) {

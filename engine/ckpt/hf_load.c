@@ -12,7 +12,6 @@
 #include "base/rk_array.h"
 #include "base/rk_fault.h"
 #include "base/rk_log.h"
-#include "engine/optim/trainer.h"
 
 /* Elements of a block: large enough for full copy bandwidth, small enough for a ring of blocks in pinned
  * memory. */
@@ -134,7 +133,7 @@ static struct rk_status *init_param(struct load_job *job, int64_t i)
     int64_t count = rk_placement_num_elements(placement);
 
     RK_TRY(rk_model_init_param(job->model->core, i, core->seed));
-    RK_TRY(rk_train_copy_masters(job->model->train, core, placement->offset, count));
+    RK_TRY(rk_model_copy_masters(core, placement->offset, count));
     return rk_model_walk_advance(&job->walk, count);
 }
 
@@ -174,7 +173,7 @@ static struct rk_status *prepare(struct load_job *job, const char *path)
     const struct rk_model_core *core = job->model->core;
     struct rk_hf_reader_desc desc = {.device = rk_stream_device(core->stream),
                                      .dtype = core->dtype,
-                                     .wide_dtype = rk_train_grad_dtype(core->dtype)};
+                                     .wide_dtype = rk_master_dtype(core->dtype)};
 
     RK_TRY(rk_hf_dir_open(&job->dir, path));
     rk_hf_dir_warn_unused(job->dir, core);
@@ -197,8 +196,8 @@ static struct rk_status *copy_block(struct load_job *job, const struct rk_hf_blo
 
     RK_TRY(rk_stream_copy(core->stream, values.data, data->values, rk_tensor_bytes(values), RK_COPY_H2D));
     if (data->wide)
-        return rk_train_set_masters(job->model->train, core->stream, block->offset, count, data->wide);
-    return rk_train_copy_masters(job->model->train, core, block->offset, count);
+        return rk_model_set_masters(core, block->offset, count, data->wide);
+    return rk_model_copy_masters(core, block->offset, count);
 }
 
 static struct rk_status *load_block(struct load_job *job)

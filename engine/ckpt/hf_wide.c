@@ -1,52 +1,8 @@
-/* Parameters that files have in fp32 whatever the model's dtype is (RK_PARAM_WIDE): the choice of experts
- * depends on differences between correction biases that bf16 cannot represent.
- *
- * The flat buffers have one dtype. Such a parameter therefore has RK_PARAM_WIDE_PARTS runs there, each of
- * which is exact in bf16: the value rounded to bf16, the remainder rounded to bf16, and the remainder of
- * that. Three times 8 bits are the 24 of fp32, and the sum of the three in fp32 is the value. All other code
- * treats the parameter as a vector. */
+/* Reads parameters that files have in fp32 (RK_PARAM_WIDE, engine/params/wide.c). */
 #include "engine/ckpt/ckpt_internal.h"
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "engine/optim/trainer.h"
-
-static double round_to_bf16(double value)
-{
-    uint16_t bits;
-
-    rk_store_f64(&bits, RK_DTYPE_BF16, &value, 1);
-    rk_load_f64(&value, &bits, RK_DTYPE_BF16, 1);
-    return value;
-}
-
-void rk_hf_wide_split(const double *values, int64_t count, double *parts)
-{
-    for (int64_t i = 0; i < count; i++) {
-        double rest = values[i];
-
-        for (int64_t part = 0; part < RK_PARAM_WIDE_PARTS; part++) {
-            parts[part * count + i] = round_to_bf16(rest);
-            rest -= parts[part * count + i];
-        }
-    }
-}
-
-void rk_hf_wide_join(const void *parts, rk_dtype_t dtype, int64_t count, float *out)
-{
-    for (int64_t i = 0; i < count; i++) {
-        double sum = 0;
-
-        for (int64_t part = 0; part < RK_PARAM_WIDE_PARTS; part++) {
-            double value;
-
-            rk_load_f64(&value, (const char *)parts + (size_t)(part * count + i) * rk_dtype_bytes(dtype),
-                        dtype, 1);
-            sum += value;
-        }
-        out[i] = (float)sum;
-    }
-}
 
 /* Reads the values and splits them into the runs of the flat buffer. */
 static struct rk_status *read_parts(const struct rk_hf_tensor *found, int64_t count, rk_dtype_t dtype,
@@ -55,7 +11,7 @@ static struct rk_status *read_parts(const struct rk_hf_tensor *found, int64_t co
     RK_TRY(
         rk_st_read(found->file, found->tensor, 0, (size_t)count * rk_dtype_bytes(found->tensor->dtype), raw));
     rk_load_f64(values, raw, found->tensor->dtype, count);
-    rk_hf_wide_split(values, count, parts);
+    rk_param_wide_split(values, count, parts);
     rk_store_f64(raw, dtype, parts, RK_PARAM_WIDE_PARTS * count);
     return NULL;
 }
@@ -75,7 +31,7 @@ struct rk_status *rk_hf_wide_load(struct rk_model *model, int64_t param, const s
     if (!st)
         st = rk_stream_copy(core->stream, to.data, raw, rk_tensor_bytes(to), RK_COPY_H2D);
     if (!st)
-        st = rk_train_copy_masters(model->train, core, placement->offset, num_elements);
+        st = rk_model_copy_masters(core, placement->offset, num_elements);
     if (!st)
         st = rk_stream_sync(core->stream);
     rk_free(raw);

@@ -56,7 +56,7 @@ static struct rk_status *choose_contents(struct load *load, uint32_t wanted)
         else if (wanted >> i & 1)
             return RK_FAIL(RK_INVALID_ARGUMENT, "contents: '%s' is not in the checkpoint", name);
     }
-    if (load->model->train && load->model->train->config.ops)
+    if (load->model->trainer && load->model->trainer->config.ops)
         able |= RK_CHECKPOINT_OPTIMIZER;
     load->contents = (wanted ? wanted : present & able) & ~unread;
     load->kinds = rk_state_kinds(load->model, load->contents);
@@ -186,7 +186,7 @@ static struct rk_status *filler_open(struct filler *filler, struct load *load)
     size_t count, value_bytes, slot_bytes;
 
     filler->load = load;
-    filler->dtype = rk_train_grad_dtype(core->dtype);
+    filler->dtype = rk_master_dtype(core->dtype);
     filler->chunk_elements = RK_MIN(CHUNK_ELEMENTS, core->params.num_elements);
     count = (size_t)filler->chunk_elements;
     value_bytes = count * rk_dtype_bytes(filler->dtype);
@@ -314,11 +314,11 @@ static struct rk_status *fill_param(struct filler *filler, int32_t kind, int64_t
         return NULL;
     chunk.box = rk_param_get_box(rk_params_at(&model->core->params, i), placement);
     end = placement->offset + chunk.box.shape[0] * chunk.box.shape[1];
-    if (!model->train) {
+    if (!model->trainer) {
         run = (struct rk_shard_run){.begin = placement->offset, .count = end - placement->offset};
         return fill_run(filler, chunk, &run, placement->offset);
     }
-    while (rk_shards_next_run(&model->train->shards, placement->offset, end, &run))
+    while (rk_shards_next_run(&model->trainer->shards, placement->offset, end, &run))
         RK_TRY(fill_run(filler, chunk, &run, placement->offset));
     return NULL;
 }
@@ -340,45 +340,43 @@ static struct rk_status *fill_all(struct load *load)
 
 /* --- afterwards --- */
 
-static struct rk_status *spread(struct rk_model *model)
+static struct rk_status *spread(struct rk_trainer *trainer)
 {
     for (int g = 0; g < RK_GRAD_GROUPS; g++) {
-        const struct rk_train_group *group = &model->train->groups[g];
+        const struct rk_trainer_group *group = &trainer->groups[g];
 
         for (int64_t b = 0; b < group->buckets.count; b++)
-            RK_TRY(rk_train_spread(model, (rk_grad_group_t)g, &group->buckets.items[b]));
+            RK_TRY(rk_trainer_spread(trainer, (rk_grad_group_t)g, &group->buckets.items[b]));
     }
-    RK_TRY(rk_train_wait(model));
-    return rk_stream_sync(model->core->stream);
+    RK_TRY(rk_trainer_wait(trainer));
+    return rk_stream_sync(trainer->model->core->stream);
 }
 
-static struct rk_status *forget_moments(struct rk_model *model)
+static struct rk_status *forget_moments(struct rk_trainer *trainer)
 {
-    struct rk_train *train = model->train;
+    struct rk_stream *stream = trainer->model->core->stream;
 
-    for (int32_t s = 0; train->config.ops && s < train->config.ops->num_states; s++)
-        RK_TRY(rk_stream_zero(model->core->stream, train->states[s],
-                              (size_t)train->shard_count * rk_dtype_bytes(train->grad_dtype)));
-    return rk_stream_sync(model->core->stream);
+    for (int32_t s = 0; trainer->config.ops && s < trainer->config.ops->num_states; s++)
+        RK_TRY(rk_stream_zero(stream, trainer->states[s],
+                              (size_t)trainer->shard_count * rk_dtype_bytes(trainer->grad_dtype)));
+    return rk_stream_sync(stream);
 }
 
 #define ADVICE "the file is damaged, or a diverged run wrote it"
 
 /* The optimizer's states of this rank, of which the next step makes weights. */
-static struct rk_status *check_states(const struct rk_model *model)
+static struct rk_status *check_states(const struct rk_trainer *trainer)
 {
-    const struct rk_train *train = model->train;
-
-    for (int32_t s = 0; s < train->config.ops->num_states; s++) {
+    for (int32_t s = 0; s < trainer->config.ops->num_states; s++) {
         int64_t count;
 
-        RK_TRY(rk_model_count_non_finite(model->core, train->states[s], train->grad_dtype, train->shard_count,
-                                         &count));
+        RK_TRY(rk_model_count_non_finite(trainer->model->core, trainer->states[s], trainer->grad_dtype,
+                                         trainer->shard_count, &count));
         if (count > 0)
             return RK_FAIL_REASON(
                 RK_DATA_LOSS, "NON_FINITE",
                 "optimizer.state.%s: %lld of %lld values on this rank are NaN or infinite: " ADVICE,
-                train->config.ops->state_names[s], (long long)count, (long long)train->shard_count);
+                trainer->config.ops->state_names[s], (long long)count, (long long)trainer->shard_count);
     }
     return NULL;
 }
@@ -388,27 +386,27 @@ static struct rk_status *check_finite(struct load *load)
 {
     if (load->contents & RK_CHECKPOINT_MODEL)
         RK_TRY(rk_model_check_finite(load->model, ADVICE));
-    return load->contents & RK_CHECKPOINT_OPTIMIZER ? check_states(load->model) : NULL;
+    return load->contents & RK_CHECKPOINT_OPTIMIZER ? check_states(load->model->trainer) : NULL;
 }
 
 static struct rk_status *complete(struct load *load)
 {
     struct rk_model *model = load->model;
-    struct rk_train *train = model->train;
+    struct rk_trainer *trainer = model->trainer;
     bool has_model = load->contents & RK_CHECKPOINT_MODEL;
     bool has_optimizer = load->contents & RK_CHECKPOINT_OPTIMIZER;
 
-    if (has_model && train)
-        RK_TRY(spread(model));
-    if (has_model && train && !has_optimizer)
-        RK_TRY(forget_moments(model));
+    if (has_model && trainer)
+        RK_TRY(spread(trainer));
+    if (has_model && trainer && !has_optimizer)
+        RK_TRY(forget_moments(trainer));
     if (has_model)
         model->core->weight_version = (uint64_t)load->counters.weight_version;
-    if (train && (has_model || has_optimizer)) { /* masters and states are zero without optimizer state in the
-                                                  * checkpoint */
-        train->applied_steps = load->counters.applied_steps;
-        train->lr_steps = load->counters.lr_steps;
-        train->skipped_in_a_row = (int32_t)load->counters.skipped_in_a_row;
+    if (trainer && (has_model || has_optimizer)) { /* masters and states are zero without optimizer state in
+                                                    * the checkpoint */
+        trainer->applied_steps = load->counters.applied_steps;
+        trainer->lr_steps = load->counters.lr_steps;
+        trainer->skipped_in_a_row = (int32_t)load->counters.skipped_in_a_row;
     }
     return NULL;
 }

@@ -12,8 +12,8 @@ uint32_t rk_state_kinds(const struct rk_model *model, uint32_t contents)
 {
     uint32_t kinds = contents & RK_CHECKPOINT_MODEL ? 1 : 0;
 
-    if (contents & RK_CHECKPOINT_OPTIMIZER && model->train && model->train->config.ops) {
-        for (int32_t s = 0; s < model->train->config.ops->num_states; s++)
+    if (contents & RK_CHECKPOINT_OPTIMIZER && model->trainer && model->trainer->config.ops) {
+        for (int32_t s = 0; s < model->trainer->config.ops->num_states; s++)
             kinds |= 2u << s;
     }
     if (contents & RK_CHECKPOINT_GRADIENTS)
@@ -23,15 +23,16 @@ uint32_t rk_state_kinds(const struct rk_model *model, uint32_t contents)
 
 struct rk_state_buffer rk_state_buffer_of(const struct rk_model *model, int32_t kind)
 {
-    const struct rk_train *train = model->train;
+    const struct rk_trainer *trainer = model->trainer;
 
     if (kind == RK_STATE_KIND_GRADIENTS)
-        return train->shard_grads ? (struct rk_state_buffer){train->shard_grads, train->grad_dtype, true}
-                                  : (struct rk_state_buffer){train->grads, train->grad_dtype, false};
+        return trainer->shard_grads
+                   ? (struct rk_state_buffer){trainer->shard_grads, trainer->grad_dtype, true}
+                   : (struct rk_state_buffer){trainer->grads, trainer->grad_dtype, false};
     if (kind > 0)
-        return (struct rk_state_buffer){train->states[kind - 1], train->grad_dtype, true};
-    if (train && train->masters)
-        return (struct rk_state_buffer){train->masters, train->grad_dtype, true};
+        return (struct rk_state_buffer){trainer->states[kind - 1], trainer->grad_dtype, true};
+    if (trainer && trainer->masters)
+        return (struct rk_state_buffer){trainer->masters, trainer->grad_dtype, true};
     return (struct rk_state_buffer){model->core->values, model->core->dtype, false};
 }
 
@@ -41,7 +42,7 @@ char *rk_state_tensor_name(const struct rk_model *model, int32_t kind, const str
         return rk_strdup(param->name);
     if (kind == RK_STATE_KIND_GRADIENTS)
         return rk_format(RK_CKPT_GRADIENT_PREFIX "%s", param->name);
-    return rk_format("optimizer.state.%s.%s", model->train->config.ops->state_names[kind - 1], param->name);
+    return rk_format("optimizer.state.%s.%s", model->trainer->config.ops->state_names[kind - 1], param->name);
 }
 
 struct rk_shard_maps rk_state_shards(const struct rk_model *model)
@@ -49,8 +50,8 @@ struct rk_shard_maps rk_state_shards(const struct rk_model *model)
     const struct rk_model_core *core = model->core;
     struct rk_shard_places places = rk_shard_places_of(core->mesh);
 
-    if (model->train)
-        return model->train->shards;
+    if (model->trainer)
+        return model->trainer->shards;
     return rk_params_cut(&core->params, &places, RK_MAX(core->params.num_elements, 1));
 }
 

@@ -32,15 +32,15 @@ static struct rk_status *wait_for_writer(struct rk_saver *saver, const struct rk
     return NULL;
 }
 
-struct rk_status *rk_saver_wait(struct rk_model *model, const struct rk_engine_hooks *hooks)
+struct rk_status *rk_saver_meet(struct rk_saver *saver, const struct rk_engine_hooks *hooks)
 {
     uint64_t last = UINT64_MAX;
     int32_t is_finished = 0;
 
     while (!is_finished) {
-        RK_TRY(rk_model_agree(model, wait_for_writer(model->saver, hooks, &last)));
-        is_finished = atomic_load(&model->saver->is_finished);
-        RK_TRY(rk_model_min(model, RK_GROUP_ALL, &is_finished, 1));
+        RK_TRY(rk_model_agree(saver->model, wait_for_writer(saver, hooks, &last)));
+        is_finished = atomic_load(&saver->is_finished);
+        RK_TRY(rk_model_min(saver->model, RK_GROUP_ALL, &is_finished, 1));
     }
     return NULL;
 }
@@ -99,27 +99,25 @@ static struct rk_status *write_manifest(const struct rk_saver *saver, const int3
 }
 
 /* Call when all shards are written. Sizes and checksums reach rank 0 in values of 31 and 16 bits. */
-static struct rk_status *publish(struct rk_model *model, uint64_t *bytes)
+static struct rk_status *publish(struct rk_saver *saver, uint64_t *bytes)
 {
-    struct rk_saver *saver = model->saver;
-    int32_t count = rk_saver_num_ranks(model);
+    int32_t count = rk_saver_num_ranks(saver);
     int32_t *sums = rk_calloc((size_t)count, 4 * sizeof(*sums));
     const int32_t mine[4] = {(int32_t)(saver->file_bytes >> 31), (int32_t)(saver->file_bytes & INT32_MAX),
                              (int32_t)(saver->file_crc >> 16), (int32_t)(saver->file_crc & 0xffff)};
-    struct rk_status *st = rk_saver_share(model, mine, 4, sums);
+    struct rk_status *st = rk_saver_share(saver, mine, 4, sums);
 
     *bytes = 0;
     for (int32_t r = 0; r < count; r++)
         *bytes += (uint64_t)sums[4 * r] << 31 | (uint32_t)sums[4 * r + 1];
-    if (!st && rk_saver_rank(model) == 0)
+    if (!st && rk_saver_rank(saver) == 0)
         st = write_manifest(saver, sums, count, bytes);
     rk_free(sums);
     return st;
 }
 
-static struct rk_status *finish(struct rk_model *model, struct rk_checkpoint_report *report)
+static struct rk_status *finish(struct rk_saver *saver, struct rk_checkpoint_report *report)
 {
-    struct rk_saver *saver = model->saver;
     struct rk_status *st;
     uint64_t bytes;
 
@@ -128,8 +126,8 @@ static struct rk_status *finish(struct rk_model *model, struct rk_checkpoint_rep
     saver->has_thread = false;
     st = saver->status;
     saver->status = NULL;
-    RK_TRY(rk_saver_agree(model, st));
-    RK_TRY(rk_saver_agree(model, publish(model, &bytes)));
+    RK_TRY(rk_saver_agree(saver, st));
+    RK_TRY(rk_saver_agree(saver, publish(saver, &bytes)));
     rk_saver_report(saver, RK_CHECKPOINT_DONE, bytes, report);
     RK_INFO("checkpoint '%s': %llu bytes in %.2f s, of which training waited %.2f s", saver->part_dir,
             (unsigned long long)bytes, report->seconds, report->copy_seconds);
@@ -137,20 +135,18 @@ static struct rk_status *finish(struct rk_model *model, struct rk_checkpoint_rep
     return NULL;
 }
 
-struct rk_status *rk_model_wait_checkpoint(struct rk_model *model, bool waits,
-                                           const struct rk_engine_hooks *hooks,
-                                           struct rk_checkpoint_report *report)
+struct rk_status *rk_saver_wait(struct rk_saver *saver, bool waits, const struct rk_engine_hooks *hooks,
+                                struct rk_checkpoint_report *report)
 {
-    struct rk_saver *saver = model->saver;
     int32_t is_finished;
 
     *report = (struct rk_checkpoint_report){.state = RK_CHECKPOINT_NONE};
     if (!saver || !saver->is_pending)
         return NULL;
     if (waits)
-        RK_TRY(rk_saver_wait(model, hooks));
+        RK_TRY(rk_saver_meet(saver, hooks));
     is_finished = atomic_load(&saver->is_finished);
-    RK_TRY(rk_model_min(model, RK_GROUP_ALL, &is_finished, 1));
+    RK_TRY(rk_model_min(saver->model, RK_GROUP_ALL, &is_finished, 1));
     rk_saver_report(saver, RK_CHECKPOINT_WRITING, 0, report);
-    return is_finished ? finish(model, report) : NULL;
+    return is_finished ? finish(saver, report) : NULL;
 }

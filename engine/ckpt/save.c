@@ -23,9 +23,9 @@
 #include "engine/ckpt/ckpt_internal.h"
 
 /* Counts the ranks on this host. */
-static struct rk_status *count_neighbours(struct rk_model *model, int32_t *out)
+static struct rk_status *count_neighbours(struct rk_saver *saver, int32_t *out)
 {
-    int32_t *hosts = rk_calloc((size_t)rk_saver_num_ranks(model), sizeof(*hosts)), mine;
+    int32_t *hosts = rk_calloc((size_t)rk_saver_num_ranks(saver), sizeof(*hosts)), mine;
     uint8_t digest[RK_SHA256_BYTES];
     char name[256] = "";
     struct rk_status *st;
@@ -34,25 +34,25 @@ static struct rk_status *count_neighbours(struct rk_model *model, int32_t *out)
     rk_sha256_of(name, strlen(name), digest);
     memcpy(&mine, digest, sizeof(mine));
     mine &= 0x3fffffff;
-    st = rk_saver_share(model, &mine, 1, hosts);
+    st = rk_saver_share(saver, &mine, 1, hosts);
     *out = 0;
-    for (int32_t r = 0; r < rk_saver_num_ranks(model); r++)
+    for (int32_t r = 0; r < rk_saver_num_ranks(saver); r++)
         *out += hosts[r] == mine;
     rk_free(hosts);
     return st;
 }
 
 /* Mesh rank 0 draws it. No earlier attempt, and no process killed during one, has the same token. */
-static struct rk_status *draw_token(struct rk_model *model, char token[16])
+static struct rk_status *draw_token(struct rk_saver *saver, char token[16])
 {
     int32_t value = INT32_MAX;
     struct rk_status *st = NULL;
 
-    if (rk_saver_rank(model) == 0)
+    if (rk_saver_rank(saver) == 0)
         st = rk_random_bytes(&value, sizeof(value));
     value &= INT32_MAX;
-    RK_TRY(rk_model_agree(model, st));
-    RK_TRY(rk_model_min(model, RK_GROUP_ALL, &value, 1));
+    RK_TRY(rk_model_agree(saver->model, st));
+    RK_TRY(rk_model_min(saver->model, RK_GROUP_ALL, &value, 1));
     snprintf(token, 16, "%08x", (unsigned)value);
     return NULL;
 }
@@ -94,69 +94,66 @@ static struct rk_status *find_dirs(struct rk_saver *saver, const char *token)
     return st;
 }
 
-static void prepare(struct rk_model *model, const struct rk_checkpoint_save *save)
+static void prepare(struct rk_saver *saver, const struct rk_checkpoint_save *save)
 {
-    struct rk_saver *saver = model->saver;
-
     rk_saver_stop(saver); /* the copy will touch the pages that the toucher has not touched */
     rk_free(saver->part_dir);
     saver->part_dir = rk_strdup(save->part_dir);
     saver->role = rk_strdup(save->role);
     saver->global_step = save->global_step;
     saver->contents = save->contents;
-    saver->model = model;
     saver->begin_ns = rk_time_now_ns();
     saver->copy_seconds = 0;
     atomic_store(&saver->is_finished, false);
     atomic_store(&saver->is_cancelled, false);
     atomic_store(&saver->done_bytes, 0);
-    rk_state_pieces_list(&saver->pieces, model, rk_state_kinds(model, save->contents));
-    if (rk_saver_rank(model) == 0) {
-        saver->layout = rk_state_format_layout(model);
-        saver->state = rk_state_format_state(model);
+    rk_state_pieces_list(&saver->pieces, saver->model, rk_state_kinds(saver->model, save->contents));
+    if (rk_saver_rank(saver) == 0) {
+        saver->layout = rk_state_format_layout(saver->model);
+        saver->state = rk_state_format_state(saver->model);
     }
 }
 
-static struct rk_status *open_dirs(struct rk_model *model)
+static struct rk_status *open_dirs(struct rk_saver *saver)
 {
-    struct rk_saver *saver = model->saver;
     struct rk_status *st;
     char token[16];
 
-    RK_TRY(draw_token(model, token));
-    RK_TRY(rk_model_agree(model, rk_saver_rank(model) == 0 ? make_dirs(saver, token) : NULL));
-    st = rk_saver_rank(model) == 0 ? NULL : find_dirs(saver, token);
-    saver->shard_path = rk_format("%s/" RK_CKPT_SHARD_FORMAT, saver->temp_dir, rk_saver_rank(model));
-    return rk_model_agree(model, st);
+    RK_TRY(draw_token(saver, token));
+    RK_TRY(rk_model_agree(saver->model, rk_saver_rank(saver) == 0 ? make_dirs(saver, token) : NULL));
+    st = rk_saver_rank(saver) == 0 ? NULL : find_dirs(saver, token);
+    saver->shard_path = rk_format("%s/" RK_CKPT_SHARD_FORMAT, saver->temp_dir, rk_saver_rank(saver));
+    return rk_model_agree(saver->model, st);
 }
 
-static struct rk_status *write_hf(struct rk_model *model, const struct rk_engine_hooks *hooks)
+static struct rk_status *write_hf(struct rk_saver *saver, const struct rk_engine_hooks *hooks)
 {
-    struct rk_saver *saver = model->saver;
     char *dir = rk_path_join(saver->temp_dir, RK_STATE_HF_DIR);
     struct rk_status *st;
 
     if (saver->contents & RK_CHECKPOINT_HF_MODEL)
-        st = rk_model_export_hf(model, dir, 0, hooks);
+        st = rk_model_export_hf(saver->model, dir, 0, hooks);
     else
-        st = rk_model_agree(model, rk_saver_rank(model) == 0 ? rk_hf_write_config(model, dir) : NULL);
+        st = rk_model_agree(saver->model,
+                            rk_saver_rank(saver) == 0 ? rk_hf_write_config(saver->model, dir) : NULL);
     rk_free(dir);
     return st;
 }
 
 /* *fits: whether all ranks have `bytes` of free host memory. */
-static struct rk_status *reserve(struct rk_model *model, uint64_t bytes, int32_t *fits)
+static struct rk_status *reserve(struct rk_saver *saver, uint64_t bytes, int32_t *fits)
 {
-    struct rk_saver *saver = model->saver;
     int32_t neighbours;
 
-    RK_TRY(count_neighbours(model, &neighbours));
+    RK_TRY(count_neighbours(saver, &neighbours));
     *fits = rk_snapshot_reserve(&saver->snapshot, bytes, neighbours);
-    RK_TRY(rk_model_min(model, RK_GROUP_ALL, fits, 1));
+    rk_saver_count(saver);
+    RK_TRY(rk_model_min(saver->model, RK_GROUP_ALL, fits, 1));
     if (*fits)
         return NULL;
     rk_snapshot_fini(&saver->snapshot);
-    if (rk_saver_rank(model) == 0)
+    rk_saver_count(saver);
+    if (rk_saver_rank(saver) == 0)
         RK_WARN("no host memory for a copy of the training state (%llu bytes on this rank); training pauses "
                 "while a checkpoint is written",
                 (unsigned long long)bytes);
@@ -165,55 +162,45 @@ static struct rk_status *reserve(struct rk_model *model, uint64_t bytes, int32_t
 
 /* Copies to host memory and starts the writer. If some rank lacks memory, all ranks write at once from the
  * device. */
-static struct rk_status *take(struct rk_model *model, const struct rk_engine_hooks *hooks)
+static struct rk_status *take(struct rk_saver *saver, const struct rk_engine_hooks *hooks)
 {
-    struct rk_saver *saver = model->saver;
     int64_t begin_ns = rk_time_now_ns();
     struct rk_status *st;
     int32_t fits;
 
-    RK_TRY(reserve(model, saver->pieces.bytes, &fits));
+    RK_TRY(reserve(saver, saver->pieces.bytes, &fits));
     if (fits)
-        st = rk_snapshot_take(&saver->snapshot, model, &saver->pieces);
+        st = rk_snapshot_take(&saver->snapshot, saver->model, &saver->pieces);
     else
         st = rk_saver_write_from_device(saver, hooks);
     saver->copy_seconds = (double)(rk_time_now_ns() - begin_ns) / 1e9;
-    RK_TRY(rk_model_agree(model, st));
+    RK_TRY(rk_model_agree(saver->model, st));
     if (!fits)
         return NULL;
     st = rk_thread_start(&saver->thread, rk_saver_writer_main, saver, "the checkpoint writer");
     saver->has_thread = !st;
-    return rk_model_agree(model, st);
+    return rk_model_agree(saver->model, st);
 }
 
-static struct rk_status *begin(struct rk_model *model, const struct rk_engine_hooks *hooks)
+static struct rk_status *begin(struct rk_saver *saver, const struct rk_engine_hooks *hooks)
 {
-    RK_TRY(open_dirs(model));
-    RK_TRY(write_hf(model, hooks));
-    return take(model, hooks);
+    RK_TRY(open_dirs(saver));
+    RK_TRY(write_hf(saver, hooks));
+    return take(saver, hooks);
 }
 
-static void make_saver(struct rk_model *model)
-{
-    if (!model->saver)
-        model->saver = rk_calloc(1, sizeof(*model->saver));
-}
-
-struct rk_status *rk_model_prepare_checkpoint(struct rk_model *model, uint32_t contents)
+struct rk_status *rk_saver_prepare(struct rk_saver *saver, uint32_t contents)
 {
     struct rk_state_pieces pieces;
-    struct rk_saver *saver;
     struct rk_status *st;
     int32_t fits = 0;
 
-    RK_TRY(rk_model_agree(model, rk_model_check_contents(model, contents)));
-    make_saver(model);
-    saver = model->saver;
+    RK_TRY(rk_model_agree(saver->model, rk_model_check_contents(saver->model, contents)));
     if (saver->is_pending)
         return NULL;
     rk_saver_stop(saver);
-    rk_state_pieces_list(&pieces, model, rk_state_kinds(model, contents));
-    st = reserve(model, pieces.bytes, &fits);
+    rk_state_pieces_list(&pieces, saver->model, rk_state_kinds(saver->model, contents));
+    st = reserve(saver, pieces.bytes, &fits);
     rk_state_pieces_fini(&pieces);
     if (st || !fits || saver->snapshot.capacity == 0)
         return st;
@@ -224,21 +211,19 @@ struct rk_status *rk_model_prepare_checkpoint(struct rk_model *model, uint32_t c
     return NULL;
 }
 
-struct rk_status *rk_model_save_checkpoint(struct rk_model *model, const struct rk_checkpoint_save *save,
-                                           const struct rk_engine_hooks *hooks,
-                                           struct rk_checkpoint_report *report)
+struct rk_status *rk_saver_save(struct rk_saver *saver, const struct rk_checkpoint_save *save,
+                                const struct rk_engine_hooks *hooks, struct rk_checkpoint_report *report)
 {
     RK_ASSERT(save->global_step >= 0);
     RK_ASSERT(strchr(save->part_dir, '/'));
-    RK_TRY(rk_model_agree(model, rk_model_check_contents(model, save->contents)));
-    RK_TRY(rk_model_wait_checkpoint(model, true, hooks, report));
-    make_saver(model);
-    prepare(model, save);
-    model->saver->is_pending = true;
-    RK_TRY(rk_saver_agree(model, begin(model, hooks)));
-    rk_saver_report(model->saver, RK_CHECKPOINT_WRITING, 0, report);
+    RK_TRY(rk_model_agree(saver->model, rk_model_check_contents(saver->model, save->contents)));
+    RK_TRY(rk_saver_wait(saver, true, hooks, report));
+    prepare(saver, save);
+    saver->is_pending = true;
+    RK_TRY(rk_saver_agree(saver, begin(saver, hooks)));
+    rk_saver_report(saver, RK_CHECKPOINT_WRITING, 0, report);
     if (save->is_async)
         return NULL;
-    RK_TRY(rk_saver_agree(model, rk_saver_wait(model, hooks)));
-    return rk_model_wait_checkpoint(model, true, hooks, report);
+    RK_TRY(rk_saver_agree(saver, rk_saver_meet(saver, hooks)));
+    return rk_saver_wait(saver, true, hooks, report);
 }

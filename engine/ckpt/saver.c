@@ -8,14 +8,14 @@
 #include "base/rk_log.h"
 #include "base/rk_time.h"
 
-int32_t rk_saver_rank(const struct rk_model *model)
+int32_t rk_saver_rank(const struct rk_saver *saver)
 {
-    return rk_comm_group_rank(rk_mesh_comms_group(model->core->mesh, RK_GROUP_ALL));
+    return rk_comm_group_rank(rk_mesh_comms_group(saver->model->core->mesh, RK_GROUP_ALL));
 }
 
-int32_t rk_saver_num_ranks(const struct rk_model *model)
+int32_t rk_saver_num_ranks(const struct rk_saver *saver)
 {
-    return rk_comm_group_size(rk_mesh_comms_group(model->core->mesh, RK_GROUP_ALL));
+    return rk_comm_group_size(rk_mesh_comms_group(saver->model->core->mesh, RK_GROUP_ALL));
 }
 
 void rk_saver_stop(struct rk_saver *saver)
@@ -43,6 +43,19 @@ void rk_saver_drop(struct rk_saver *saver)
     saver->temp_dir = saver->shard_path = saver->role = NULL;
 }
 
+void rk_saver_count(const struct rk_saver *saver)
+{
+    saver->model->checkpoint_host_bytes = rk_snapshot_bytes(&saver->snapshot);
+}
+
+struct rk_saver *rk_saver_create(struct rk_model *model)
+{
+    struct rk_saver *saver = rk_calloc(1, sizeof(*saver));
+
+    saver->model = model;
+    return saver;
+}
+
 void rk_saver_destroy(struct rk_saver *saver)
 {
     if (!saver)
@@ -51,25 +64,21 @@ void rk_saver_destroy(struct rk_saver *saver)
         RK_WARN("discarding the incomplete checkpoint '%s'", saver->part_dir);
     rk_saver_drop(saver);
     rk_snapshot_fini(&saver->snapshot);
+    rk_saver_count(saver);
     rk_free(saver->part_dir);
     rk_free(saver);
 }
 
-uint64_t rk_saver_host_bytes(const struct rk_saver *saver)
-{
-    return saver ? rk_snapshot_bytes(&saver->snapshot) : 0;
-}
-
 #define VALUES_MAX (RK_AGREE_BYTES / (int64_t)sizeof(int32_t))
 
-struct rk_status *rk_saver_share(struct rk_model *model, const int32_t *mine, int64_t count, int32_t *all)
+struct rk_status *rk_saver_share(struct rk_saver *saver, const int32_t *mine, int64_t count, int32_t *all)
 {
-    int64_t total = rk_saver_num_ranks(model) * count, first = rk_saver_rank(model) * count;
+    int64_t total = rk_saver_num_ranks(saver) * count, first = rk_saver_rank(saver) * count;
 
     for (int64_t i = 0; i < total; i++)
         all[i] = i >= first && i < first + count ? mine[i - first] : INT32_MAX;
     for (int64_t i = 0; i < total; i += VALUES_MAX)
-        RK_TRY(rk_model_min(model, RK_GROUP_ALL, all + i, RK_MIN(VALUES_MAX, total - i)));
+        RK_TRY(rk_model_min(saver->model, RK_GROUP_ALL, all + i, RK_MIN(VALUES_MAX, total - i)));
     return NULL;
 }
 
@@ -82,19 +91,17 @@ static void remove_temp_dir(const struct rk_saver *saver)
     rk_status_free(st);
 }
 
-struct rk_status *rk_saver_agree(struct rk_model *model, struct rk_status *st)
+struct rk_status *rk_saver_agree(struct rk_saver *saver, struct rk_status *st)
 {
-    struct rk_saver *saver = model->saver;
-
-    st = rk_model_agree(model, st);
+    st = rk_model_agree(saver->model, st);
     if (!st)
         return NULL;
     rk_saver_stop(saver);
     /* No rank's writer may be writing in the directory that is being removed. */
-    st = rk_status_first(st, rk_model_agree(model, NULL));
-    if (rk_saver_rank(model) == 0 && saver->temp_dir)
+    st = rk_status_first(st, rk_model_agree(saver->model, NULL));
+    if (rk_saver_rank(saver) == 0 && saver->temp_dir)
         remove_temp_dir(saver);
-    st = rk_status_first(st, rk_model_agree(model, NULL));
+    st = rk_status_first(st, rk_model_agree(saver->model, NULL));
     rk_saver_drop(saver);
     return RK_WRAP(st, "saving checkpoint '%s'", saver->part_dir);
 }

@@ -6,6 +6,7 @@
 #include "engine/ckpt/state_internal.h"
 
 struct rk_saver {
+    struct rk_model *model; /* borrowed; the writer reads only its parameter table */
     struct rk_snapshot snapshot;
     /* State of the save in progress, or of the last one. */
     bool is_pending;
@@ -14,7 +15,6 @@ struct rk_saver {
     uint32_t contents;
     struct rk_json *layout, *state; /* mesh rank 0 */
     struct rk_state_pieces pieces;
-    const struct rk_model *model; /* the writer reads only its parameter table */
     int64_t begin_ns;
     double copy_seconds;
     /* Thread C and its results. */
@@ -28,25 +28,27 @@ struct rk_saver {
 };
 
 /* --- saver.c --- */
-int32_t rk_saver_rank(const struct rk_model *model); /* rank in the mesh */
-int32_t rk_saver_num_ranks(const struct rk_model *model);
+int32_t rk_saver_rank(const struct rk_saver *saver); /* rank in the mesh */
+int32_t rk_saver_num_ranks(const struct rk_saver *saver);
 /* Cancels the work of thread C, and joins it. */
 void rk_saver_stop(struct rk_saver *saver);
+/* Tells the model the size of the snapshot, which has changed. */
+void rk_saver_count(const struct rk_saver *saver);
 /* Drops the save in progress without logging. */
 void rk_saver_drop(struct rk_saver *saver);
 /* All-gathers `count` values per rank, each from 0 to INT32_MAX - 1: [num_ranks * count]. */
-struct rk_status *rk_saver_share(struct rk_model *model, const int32_t *mine, int64_t count,
+struct rk_status *rk_saver_share(struct rk_saver *saver, const int32_t *mine, int64_t count,
                                  int32_t *all) RK_NODISCARD;
 /* Collective; takes `st`. All ranks learn of a failure; then the files are removed and no save is in
  * progress. */
-struct rk_status *rk_saver_agree(struct rk_model *model, struct rk_status *st) RK_NODISCARD;
+struct rk_status *rk_saver_agree(struct rk_saver *saver, struct rk_status *st) RK_NODISCARD;
 void rk_saver_report(const struct rk_saver *saver, rk_checkpoint_state_t state, uint64_t bytes,
                      struct rk_checkpoint_report *report);
 
 /* --- publish.c --- */
 /* Collective: waits until the writers of all ranks have ended. The ranks agree repeatedly while they wait, so
  * no collective lasts as long as the slowest disk. */
-struct rk_status *rk_saver_wait(struct rk_model *model, const struct rk_engine_hooks *hooks) RK_NODISCARD;
+struct rk_status *rk_saver_meet(struct rk_saver *saver, const struct rk_engine_hooks *hooks) RK_NODISCARD;
 
 /* --- write_shard.c --- */
 /* Thread C: writes the shard from the snapshot and stores the result. */

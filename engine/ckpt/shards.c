@@ -63,7 +63,7 @@ static struct rk_status *check_dtype(const struct rk_shards *shards, const struc
         dtype == RK_DTYPE_F16 || dtype == RK_DTYPE_BF16 || dtype == RK_DTYPE_F32 || dtype == RK_DTYPE_F64;
 
     if (target->kind > 0)
-        is_good = dtype == shards->model->train->grad_dtype;
+        is_good = dtype == shards->model->trainer->grad_dtype;
     return is_good ? NULL : rk_ckpt_piece_damaged(stored, "unexpected dtype");
 }
 

@@ -147,10 +147,4 @@ struct rk_status *rk_state_read_counters(struct rk_state_counters *out, const st
                                          const struct rk_ckpt_manifest *manifest,
                                          bool has_optimizer) RK_NODISCARD;
 
-/* --- a save in progress (save.c) --- */
-
-struct rk_saver;
-void rk_saver_destroy(struct rk_saver *saver); /* stops the writer, drops the save; NULL is a no-op */
-uint64_t rk_saver_host_bytes(const struct rk_saver *saver); /* 0 for NULL */
-
 #endif

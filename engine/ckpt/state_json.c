@@ -59,18 +59,18 @@ struct rk_json *rk_state_format_layout(const struct rk_model *model)
 
 struct rk_json *rk_state_format_state(const struct rk_model *model)
 {
-    const struct rk_train *train = model->train;
+    const struct rk_trainer *trainer = model->trainer;
     struct rk_json *state = rk_json_new_object(), *optimizer;
 
     rk_json_set(state, "weight_version", rk_json_new_int((int64_t)model->core->weight_version));
-    if (!train || !train->config.ops)
+    if (!trainer || !trainer->config.ops)
         return state;
     optimizer = rk_json_new_object();
-    rk_json_set(optimizer, "name", rk_json_new_string(train->config.ops->name));
-    rk_json_set(optimizer, "dtype", rk_json_new_string(rk_dtype_hf_name(train->grad_dtype)));
-    rk_json_set(optimizer, "applied_steps", rk_json_new_int(train->applied_steps));
-    rk_json_set(optimizer, "lr_steps", rk_json_new_int(train->lr_steps));
-    rk_json_set(optimizer, "skipped_in_a_row", rk_json_new_int(train->skipped_in_a_row));
+    rk_json_set(optimizer, "name", rk_json_new_string(trainer->config.ops->name));
+    rk_json_set(optimizer, "dtype", rk_json_new_string(rk_dtype_hf_name(trainer->grad_dtype)));
+    rk_json_set(optimizer, "applied_steps", rk_json_new_int(trainer->applied_steps));
+    rk_json_set(optimizer, "lr_steps", rk_json_new_int(trainer->lr_steps));
+    rk_json_set(optimizer, "skipped_in_a_row", rk_json_new_int(trainer->skipped_in_a_row));
     rk_json_set(state, "optimizer", optimizer);
     return state;
 }
@@ -156,19 +156,19 @@ struct rk_status *rk_state_read_counters(struct rk_state_counters *out, const st
     const struct rk_json *optimizer = rk_json_find(manifest->state, "optimizer");
     const char *name = rk_json_as_string(rk_json_find(optimizer, "name"), "");
     const char *dtype = rk_json_as_string(rk_json_find(optimizer, "dtype"), "");
-    const struct rk_train *train = model->train;
+    const struct rk_trainer *trainer = model->trainer;
 
     *out = (struct rk_state_counters){0};
     RK_TRY(read_count(manifest->state, "weight_version", &out->weight_version));
     if (!has_optimizer)
         return NULL;
-    if (strcmp(name, train->config.ops->name) != 0)
+    if (strcmp(name, trainer->config.ops->name) != 0)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "the checkpoint has state of optimizer '%.32s', the role has '%s'", name,
-                       train->config.ops->name);
-    if (strcmp(dtype, rk_dtype_hf_name(train->grad_dtype)) != 0)
+                       trainer->config.ops->name);
+    if (strcmp(dtype, rk_dtype_hf_name(trainer->grad_dtype)) != 0)
         return RK_FAIL(RK_INVALID_ARGUMENT, "the checkpoint has optimizer state in %.32s, the role in %s",
-                       dtype, rk_dtype_hf_name(train->grad_dtype));
+                       dtype, rk_dtype_hf_name(trainer->grad_dtype));
     RK_TRY(read_count(optimizer, "applied_steps", &out->applied_steps));
     RK_TRY(read_count(optimizer, "lr_steps", &out->lr_steps));
     return read_count(optimizer, "skipped_in_a_row", &out->skipped_in_a_row);

@@ -18,12 +18,14 @@ struct dry_run {
     struct rk_stream *stream;
     struct rk_comm_world *world;
     struct rk_mesh_comms *comms;
-    struct rk_model *owner; /* owner of the weights, if the role shares them */
-    struct rk_model *model; /* the role's */
+    struct rk_model *owner;     /* owner of the weights, if the role shares them */
+    struct rk_model *model;     /* the role's */
+    struct rk_trainer *trainer; /* of the model; NULL: the role does not train */
 };
 
 static void dry_run_fini(struct dry_run *run)
 {
+    rk_trainer_destroy(run->trainer);
     rk_model_destroy(run->model);
     rk_model_destroy(run->owner);
     rk_mesh_comms_destroy(run->comms);
@@ -96,19 +98,20 @@ static struct rk_status *run_train(struct rk_model *model, const struct rk_packe
         .ids = ids,
         .loss_fn = no_loss,
     };
+    struct rk_trainer *trainer = rk_model_trainer(model);
     struct rk_status *st;
     bool is_finite;
     double norm;
 
-    RK_TRY_GOTO(st, rk_train_begin(model), out);
+    RK_TRY_GOTO(st, rk_trainer_begin(trainer), out);
     RK_TRY_GOTO(st,
-                rk_train_micro_batches(model, &(struct rk_train_work){.count = count_for_stages(model),
-                                                                      .is_last = true,
-                                                                      .bind = bind_train,
-                                                                      .user = (void *)&micro}),
+                rk_trainer_micro_batches(trainer, &(struct rk_train_work){.count = count_for_stages(model),
+                                                                          .is_last = true,
+                                                                          .bind = bind_train,
+                                                                          .user = (void *)&micro}),
                 out);
-    RK_TRY_GOTO(st, rk_train_reduce(model), out);
-    st = rk_train_grad_norm(model, &norm, &is_finite);
+    RK_TRY_GOTO(st, rk_trainer_reduce(trainer), out);
+    st = rk_trainer_grad_norm(trainer, &norm, &is_finite);
 out:
     rk_free(ids);
     return st;
@@ -351,7 +354,7 @@ static struct rk_status *run_all(struct dry_run *run, struct rk_memory_plan *out
 
     RK_TRY(dry_run_init(run));
     if (desc->optim)
-        RK_TRY(rk_train_enable(run->model, desc->optim));
+        RK_TRY(rk_trainer_create(&run->trainer, run->model, desc->optim));
     if (desc->optim)
         RK_TRY(run_tokens(run, limits->train_tokens, limits->num_ids, run_train));
     RK_TRY(run_tokens(run, limits->log_prob_tokens, desc->optim ? 0 : limits->num_ids, run_forward));

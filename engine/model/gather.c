@@ -3,7 +3,6 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "engine/optim/trainer.h"
 
 /* Bytes of one gather over all tp ranks: large enough to hide latency, small enough for any staging
  * buffer. */
@@ -19,22 +18,27 @@ int64_t rk_model_rows_per_move(const struct rk_model *model, int64_t param)
     return RK_MIN(RK_MAX(MOVE_BYTES / row_bytes, 1), placement.local_shape[0]);
 }
 
-static rk_dtype_t dtype_of(const struct rk_model *model, rk_param_kind_t kind)
+static bool is_grad(const struct rk_param_rows *rows)
 {
-    return kind == RK_PARAM_VALUE ? model->core->dtype : rk_train_grads(model->train).dtype;
+    return rows->grads.data;
 }
 
-/* This rank's rows within the flat buffer of parameters or gradients. */
+/* The flat buffer of parameters or gradients. */
+static rk_tensor_t buffer_of(const struct rk_model_core *core, const struct rk_param_rows *rows)
+{
+    return is_grad(rows) ? rows->grads
+                         : rk_flat_view(core->values, core->dtype, 0, core->params.num_elements);
+}
+
+/* This rank's rows within it. */
 static rk_tensor_t local_rows(const struct rk_model *model, const struct rk_placement *placement,
                               const struct rk_param_rows *rows)
 {
-    bool is_value = rows->kind == RK_PARAM_VALUE;
-    rk_dtype_t dtype = dtype_of(model, rows->kind);
-    char *base = is_value ? model->core->values : rk_train_grads(model->train).data;
+    rk_tensor_t buffer = buffer_of(model->core, rows);
     int64_t begin = placement->offset + rows->begin * placement->local_shape[1];
 
-    return rk_tensor_2d(base + (size_t)begin * rk_dtype_bytes(dtype), dtype, rows->count,
-                        placement->local_shape[1]);
+    return rk_tensor_2d((char *)buffer.data + (size_t)begin * rk_dtype_bytes(buffer.dtype), buffer.dtype,
+                        rows->count, placement->local_shape[1]);
 }
 
 /* Gathers from the ranks of this stage that the parameter is split over. */
@@ -50,7 +54,7 @@ static struct rk_status *gather_held(struct rk_model *model, const struct rk_par
     mine = rk_tensor_2d((char *)parts.data + (size_t)rk_comm_group_rank(group) * part_bytes, local.dtype,
                         rows->count, parts.shape[2]);
     RK_TRY(rk_stream_copy(core->stream, mine.data, local.data, part_bytes, RK_COPY_D2D));
-    if (rows->kind == RK_PARAM_GRADIENT)
+    if (is_grad(rows))
         RK_TRY(rk_comm_all_reduce(rk_mesh_comms_group(core->mesh, param->grad_group), core->stream, mine,
                                   RK_REDUCE_SUM));
     return rk_comm_all_gather(group, core->stream, parts, mine);
@@ -77,7 +81,7 @@ static struct rk_status *spread_over_stages(struct rk_model *model, const struct
     const struct rk_param *param = rk_params_at(&core->params, rows->param);
     struct rk_comm_group *stages = rk_mesh_comms_group(core->mesh, RK_GROUP_PP);
 
-    if (rows->kind == RK_PARAM_VALUE || param->shared_stage < 0)
+    if (!is_grad(rows) || param->shared_stage < 0)
         return rk_comm_broadcast(stages, core->stream, parts, param->stage);
     if (!rk_params_placement(&core->params, rows->param)->is_held)
         RK_TRY(rk_stream_zero(core->stream, parts.data, rk_tensor_bytes(parts)));
@@ -94,8 +98,7 @@ struct rk_status *rk_model_gather_rows(struct rk_model *model, const struct rk_p
 
     RK_ASSERT(rows->begin + rows->count <= placement.local_shape[0]);
     rk_step_arena_reset(model->arena);
-    RK_TRY(rk_step_3d(model->arena, &parts,
-                      rows->kind == RK_PARAM_VALUE ? core->dtype : rk_train_grad_dtype(core->dtype),
+    RK_TRY(rk_step_3d(model->arena, &parts, is_grad(rows) ? rk_master_dtype(core->dtype) : core->dtype,
                       rk_comm_group_size(group), rows->count, placement.local_shape[1]));
     if (rk_params_placement(&core->params, rows->param)->is_held)
         RK_TRY(gather_held(model, rows, parts));
@@ -120,10 +123,10 @@ static void add_rows(const struct rk_param *param, const struct rk_param_rows *r
 }
 
 /* Copies count once, except where each copy has a summand of the gradient. */
-static bool contributes(const struct rk_param *param, rk_param_kind_t kind,
+static bool contributes(const struct rk_param *param, const struct rk_param_rows *rows,
                         const struct rk_placement *placement)
 {
-    return placement->is_counted || (kind == RK_PARAM_GRADIENT && param->flags & RK_PARAM_PARTIAL_GRAD);
+    return placement->is_counted || (is_grad(rows) && param->flags & RK_PARAM_PARTIAL_GRAD);
 }
 
 static void assemble(const struct rk_model *model, const struct rk_param_rows *rows, const char *raw,
@@ -131,7 +134,7 @@ static void assemble(const struct rk_model *model, const struct rk_param_rows *r
 {
     const struct rk_param_table *params = &model->core->params;
     const struct rk_param *param = rk_params_at(params, rows->param);
-    rk_dtype_t dtype = dtype_of(model, rows->kind);
+    rk_dtype_t dtype = buffer_of(model->core, rows).dtype;
     int64_t part_elements = rows->count * rk_params_owner_placement(params, rows->param).local_shape[1];
     struct rk_mesh_coords peer = params->coords;
 
@@ -142,7 +145,7 @@ static void assemble(const struct rk_model *model, const struct rk_param_rows *r
 
         peer.axis[param->split.axis] = rank;
         rk_param_place(&placement, param, params->mesh, &peer);
-        if (!contributes(param, rows->kind, &placement))
+        if (!contributes(param, rows, &placement))
             continue;
         box = rk_param_get_box(param, &placement);
         rk_load_f64(wide, raw + (size_t)(rank * part_elements) * rk_dtype_bytes(dtype), dtype, part_elements);
@@ -150,20 +153,16 @@ static void assemble(const struct rk_model *model, const struct rk_param_rows *r
     }
 }
 
-struct rk_status *rk_model_gather_param(struct rk_model *model, int64_t i, rk_param_kind_t kind, double *out)
+struct rk_status *rk_model_gather(struct rk_model *model, int64_t i, rk_tensor_t grads, double *out)
 {
     const struct rk_param *param = rk_model_param_at(model, i);
     struct rk_placement placement = rk_params_owner_placement(&model->core->params, i);
-    struct rk_param_rows rows = {.param = i, .kind = kind};
+    struct rk_param_rows rows = {.param = i, .grads = grads};
     int64_t step = rk_model_rows_per_move(model, i);
     size_t part_elements = (size_t)(step * placement.local_shape[1]);
     void *raw = NULL, *wide = NULL;
     struct rk_status *st;
 
-    if (kind == RK_PARAM_GRADIENT && !model->train)
-        return RK_FAIL(RK_FAILED_PRECONDITION, "the model has no gradients: training is not enabled");
-    if (kind == RK_PARAM_GRADIENT)
-        RK_TRY(rk_train_settle(model));
     RK_TRY_GOTO(
         st,
         rk_try_alloc(&raw,
@@ -183,4 +182,9 @@ out:
     rk_free(raw);
     rk_free(wide);
     return st;
+}
+
+struct rk_status *rk_model_gather_param(struct rk_model *model, int64_t i, double *out)
+{
+    return rk_model_gather(model, i, (rk_tensor_t){0}, out);
 }

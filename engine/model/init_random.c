@@ -5,7 +5,6 @@
 #include "base/rk_alloc.h"
 #include "base/rk_rng.h"
 #include "base/rk_str.h"
-#include "engine/optim/trainer.h"
 
 /* N(0, initializer_range): this rank's part of the matrix. */
 static struct rk_status *init_matrix(struct rk_model_core *core, const struct rk_param *param,
@@ -69,6 +68,6 @@ struct rk_status *rk_model_init_random(struct rk_model *model, uint64_t seed,
             RK_TRY(rk_model_init_param(model->core, i, seed));
         RK_TRY(rk_model_walk_advance(&walk, rk_placement_num_elements(placement)));
     }
-    RK_TRY(rk_train_copy_masters(model->train, model->core, 0, model->core->params.num_elements));
+    RK_TRY(rk_model_copy_masters(model->core, 0, model->core->params.num_elements));
     return rk_stream_sync(model->core->stream);
 }

@@ -7,8 +7,6 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/layout/rk_mesh.h"
-#include "engine/ckpt/state_internal.h"
-#include "engine/optim/trainer.h"
 
 struct rk_status *rk_numerics_parse(rk_numerics_t *out, const char *text)
 {
@@ -130,9 +128,7 @@ static struct rk_status *allocate(struct rk_model_core *core)
     if (!rk_mul_size((size_t)core->params.num_elements, rk_dtype_bytes(core->dtype), &bytes))
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%lld parameters exceed the address space",
                        (long long)core->params.num_elements);
-    RK_TRY(rk_movable_create(&core->value_memory, device, bytes, core->offload & RK_PART_PARAMETERS,
-                             "parameters"));
-    core->values = core->value_memory.data;
+    RK_TRY(rk_model_add_buffer(core, RK_MEMORY_PARAMETERS, bytes, "parameters", &core->values));
     RK_TRY(rk_device_alloc(device, &core->scratch, RK_AGREE_BYTES, "verdicts of ranks"));
     RK_TRY(make_row_numbers(core));
     RK_TRY(open_side(core));
@@ -199,7 +195,7 @@ static void core_destroy(struct rk_model_core *core)
 
     close_side(&core->side);
     if (device) {
-        rk_movable_fini(&core->value_memory);
+        rk_model_keep_buffers(core, 0);
         rk_device_free(device, core->scratch);
         for (int32_t i = 0; core->rope_tables && i < core->num_ropes; i++) {
             rk_device_free(device, core->rope_tables[i].cos.data);
@@ -254,8 +250,7 @@ void rk_model_destroy(struct rk_model *model)
 {
     if (!model)
         return;
-    rk_saver_destroy(model->saver);
-    rk_train_destroy(model->train);
+    RK_ASSERT(!model->trainer);
     rk_model_destroy_slots(model);
     rk_event_destroy(model->is_ready);
     rk_event_destroy(model->is_done);
@@ -305,7 +300,7 @@ static bool is_same_place(const struct rk_model *model, const struct rk_mesh_coo
     for (int axis = 0; axis < RK_AXIS_COUNT; axis++) {
         bool is_replica = axis == RK_AXIS_CP || axis == RK_AXIS_DP || axis == RK_AXIS_EDP;
 
-        if ((model->train || !is_replica) && coords->axis[axis] != model->core->params.coords.axis[axis])
+        if ((model->trainer || !is_replica) && coords->axis[axis] != model->core->params.coords.axis[axis])
             return false;
     }
     return true;
@@ -359,7 +354,7 @@ void rk_model_freeze_param(struct rk_model *model, int64_t i)
 {
     RK_ASSERT(i >= 0);
     RK_ASSERT(i < model->core->params.count);
-    RK_ASSERT(!model->train);
+    RK_ASSERT(!model->trainer);
     model->core->params.params[i].flags |= RK_PARAM_FROZEN;
 }
 
@@ -407,22 +402,21 @@ struct rk_model_memory rk_model_get_memory(const struct rk_model *model)
         .pass_host_bytes = step.staging.capacity_bytes,
         .rollout_host_bytes = (uint64_t)model->rollout_host_bytes,
         .offload_host_bytes = rk_model_offload_host_bytes(model),
-        .checkpoint_host_bytes = rk_saver_host_bytes(model->saver),
+        .checkpoint_host_bytes = model->checkpoint_host_bytes,
         .activation_peak_bytes = step.tensors.peak_bytes,
         .pass_host_peak_bytes = step.staging.peak_bytes,
         .step_overflows = step.tensors.overflows + step.staging.overflows,
     };
 
     if (model->owns_core) {
-        memory.workspace_bytes = RK_AGREE_BYTES;
+        memory.workspace_bytes = RK_AGREE_BYTES + model->trainer_workspace_bytes;
         if (core->row_numbers.data)
             memory.workspace_bytes += rk_tensor_bytes(core->row_numbers);
-        memory.param_bytes = rk_movable_held_bytes(&core->value_memory);
+        rk_model_add_buffer_memory(core, &memory);
         for (int32_t i = 0; i < core->num_ropes; i++)
             memory.param_bytes +=
                 rk_tensor_bytes(core->rope_tables[i].cos) + rk_tensor_bytes(core->rope_tables[i].sin);
     }
     rk_model_add_slot_memory(model, &memory);
-    rk_train_add_memory(model->train, &memory);
     return memory;
 }

@@ -98,6 +98,21 @@ struct rk_chunk {
     bool has_embedding, has_head; /* before the blocks, after the blocks */
 };
 
+/* Device memory that is counted by kind and can be offloaded with its part (buffers.c). */
+struct rk_model_buffer {
+    struct rk_movable memory;
+    rk_memory_kind_t kind;
+    uint32_t part; /* of enum rk_model_parts */
+};
+#define RK_MODEL_BUFFERS_MAX 8
+
+/* Masters of the parameters in this rank's shard, in the order of the shard's arrays: their values before
+ * rounding to the model's dtype. Set by a trainer; a parameter is always its rounded master. */
+struct rk_masters {
+    void *values; /* of rk_master_dtype; NULL: none */
+    const struct rk_shard_maps *shards;
+};
+
 /* State shared by models that share weights. Owned by the model that was created first. */
 struct rk_model_core {
     /* Fixed after create. */
@@ -131,8 +146,10 @@ struct rk_model_core {
     int64_t num_routes;      /* blocks that have routes */
     rk_tensor_t row_numbers; /* I32 [RK_HEAD_CHUNK]: 0, 1, 2, ...; none if tp is 1 */
     struct rk_side side;     /* side stream of passes; NULL with one rank of tp and of ep */
-    struct rk_movable value_memory;
-    void *values;  /* flat buffer of params.num_elements */
+    struct rk_model_buffer buffers[RK_MODEL_BUFFERS_MAX]; /* the parameters; then the trainer's */
+    int32_t num_buffers;
+    void *values; /* flat buffer of params.num_elements */
+    struct rk_masters masters;
     void *scratch; /* RK_AGREE_BYTES for rk_model_agree, allocated early: agreement must work without free
                     * memory */
     /* Engine thread. */
@@ -189,9 +206,6 @@ static inline bool rk_model_has_head(const struct rk_model_core *core)
     return core->chunks[core->num_chunks - 1].has_head;
 }
 
-struct rk_train;
-struct rk_saver;
-
 /* Size of the host memory blocks of a pass: one block fits labels and statistics of a few thousand tokens. */
 #define RK_PASS_HOST_BLOCK_BYTES ((size_t)1 << 20)
 
@@ -206,10 +220,10 @@ struct rk_slot;
 struct rk_model {
     struct rk_model_core *core;
     bool owns_core;
-    struct rk_step_arena *arena; /* device memory of one forward and backward pass */
-    struct rk_arena *host;       /* host memory of the same pass */
-    struct rk_train *train;      /* gradients and optimizer; NULL until rk_train_enable */
-    struct rk_saver *saver;      /* of training checkpoints; NULL until the first one */
+    struct rk_step_arena *arena;      /* device memory of one forward and backward pass */
+    struct rk_arena *host;            /* host memory of the same pass */
+    struct rk_trainer *trainer;       /* borrowed; NULL: the model does not train */
+    struct rk_stream *trainer_stream; /* of the trainer's collectives; NULL: none */
     /* Micro-batches in flight on a pipeline stage, and the memory of each (slots.c). */
     RK_ARRAY(struct rk_slot *) slots;
     size_t slot_bytes, slot_host_bytes; /* 0: grows on demand */
@@ -217,8 +231,9 @@ struct rk_model {
      * before the first run of a pipeline. */
     struct rk_stream *messages;
     struct rk_event *is_ready, *is_done;
-    /* Memory that rollouts hold for this model. */
+    /* Memory that rollouts, the trainer and the saver hold for this model. */
     int64_t kv_cache_bytes, staging_bytes, rollout_host_bytes;
+    uint64_t trainer_workspace_bytes, checkpoint_host_bytes;
 };
 
 /* --- passes (trunk.c, pass.c) --- */
@@ -384,12 +399,29 @@ struct rk_status *rk_model_reserve_slots(struct rk_model *model,
 void rk_model_destroy_slots(struct rk_model *model);
 void rk_model_add_slot_memory(const struct rk_model *model, struct rk_model_memory *memory);
 
-/* --- parts in host memory (offload.c) --- */
+/* --- buffers (buffers.c) --- */
 
+/* Allocates a zeroed buffer, owned by the model, and sets *data to its address. RESOURCE_EXHAUSTED. */
+struct rk_status *rk_model_add_buffer(struct rk_model_core *core, rk_memory_kind_t kind, size_t bytes,
+                                      const char *what, void **data) RK_NODISCARD;
+/* Frees all buffers but the first `count`. */
+void rk_model_keep_buffers(struct rk_model_core *core, int32_t count);
+void rk_model_add_buffer_memory(const struct rk_model_core *core, struct rk_model_memory *memory);
 /* Host memory for copies of offloaded parts, without gradients: only some calls keep copies of them. */
 uint64_t rk_model_offload_copy_bytes(const struct rk_model *model);
 /* Host memory that copies hold now. */
 uint64_t rk_model_offload_host_bytes(const struct rk_model *model);
+
+/* --- masters (masters.c). Without masters the functions do nothing. --- */
+
+rk_dtype_t rk_master_dtype(rk_dtype_t param_dtype);
+/* Sets the masters in this rank's shard of elements [begin, begin + count) of the flat buffers: to the
+ * parameters, or to `values` [count] of rk_master_dtype in host memory, which must stay valid until the
+ * stream has copied them. */
+struct rk_status *rk_model_copy_masters(const struct rk_model_core *core, int64_t begin,
+                                        int64_t count) RK_NODISCARD;
+struct rk_status *rk_model_set_masters(const struct rk_model_core *core, int64_t begin, int64_t count,
+                                       const void *values) RK_NODISCARD;
 
 /* --- ranks (agree.c, gather.c) --- */
 
@@ -415,7 +447,7 @@ struct rk_status *rk_model_count_non_finite(const struct rk_model_core *core, co
 /* Rows of one parameter or gradient of all tp ranks. */
 struct rk_param_rows {
     int64_t param;
-    rk_param_kind_t kind;
+    rk_tensor_t grads;    /* the flat buffer of gradients, to gather these; none: the parameter's values */
     int64_t begin, count; /* rows of the local shape */
 };
 /* Collective over the ranks that the parameter is split over (and the ranks that its gradient is summed
@@ -423,6 +455,9 @@ struct rk_param_rows {
  * gradients. Resets the step arena. */
 struct rk_status *rk_model_gather_rows(struct rk_model *model, const struct rk_param_rows *rows,
                                        void *out) RK_NODISCARD;
+/* Collective: the whole parameter or gradient as f64, as rk_model_gather_param returns it. */
+struct rk_status *rk_model_gather(struct rk_model *model, int64_t param, rk_tensor_t grads,
+                                  double *out) RK_NODISCARD;
 /* Rows that fit into about 4 MiB over all ranks, the unit in which tensors are moved. At least 1. */
 int64_t rk_model_rows_per_move(const struct rk_model *model, int64_t param);
 

@@ -26,7 +26,7 @@ static bool are_alike(const struct rk_shard_segment *a, const struct rk_shard_se
 
 /* Joins adjacent segments of a bucket that are treated alike. Alignment gaps between them hold zeros in
  * parameters and gradients, which stay zero. */
-static void join_segments(struct rk_train_group *group)
+static void join_segments(struct rk_trainer_group *group)
 {
     struct rk_shard_segment *segments = group->segments.items;
     int64_t count = 0;
@@ -43,7 +43,7 @@ static void join_segments(struct rk_train_group *group)
 }
 
 /* Removes frozen segments. Done after joining, so that segments are not joined across them. */
-static void drop_frozen(struct rk_train_group *group)
+static void drop_frozen(struct rk_trainer_group *group)
 {
     struct rk_shard_segment *segments = group->segments.items;
     int64_t count = 0;
@@ -56,7 +56,7 @@ static void drop_frozen(struct rk_train_group *group)
 }
 
 /* Adds the segments of a parameter's runs in this rank's shard. */
-static void add_segments(struct rk_train_group *group, const struct rk_shard_map *shards,
+static void add_segments(struct rk_trainer_group *group, const struct rk_shard_map *shards,
                          const struct rk_param *param, const struct rk_placement *placement)
 {
     int64_t end = placement->offset + rk_placement_num_elements(placement);
@@ -77,7 +77,7 @@ static void add_segments(struct rk_train_group *group, const struct rk_shard_map
     }
 }
 
-static void cut_group(struct rk_train_group *group, const struct rk_shard_map *shards,
+static void cut_group(struct rk_trainer_group *group, const struct rk_shard_map *shards,
                       const struct rk_param_table *params, rk_grad_group_t index)
 {
     for (int64_t i = 0; i < rk_shard_num_buckets(shards); i++) {
@@ -98,135 +98,128 @@ static void cut_group(struct rk_train_group *group, const struct rk_shard_map *s
     drop_frozen(group);
 }
 
-void rk_train_cut(struct rk_train *train, const struct rk_param_table *params,
-                  const struct rk_shard_places *places)
+void rk_trainer_cut(struct rk_trainer *trainer, const struct rk_param_table *params,
+                    const struct rk_shard_places *places)
 {
-    train->num_elements = params->num_elements;
-    train->shards = rk_params_cut(params, places, train->config.bucket_elements);
-    train->shard_count = rk_params_shard_count(&train->shards);
+    trainer->num_elements = params->num_elements;
+    trainer->shards = rk_params_cut(params, places, trainer->config.bucket_elements);
+    trainer->shard_count = rk_params_shard_count(&trainer->shards);
     for (int g = 0; g < RK_GRAD_GROUPS; g++)
-        cut_group(&train->groups[g], &train->shards.of[g], params, (rk_grad_group_t)g);
+        cut_group(&trainer->groups[g], &trainer->shards.of[g], params, (rk_grad_group_t)g);
 }
 
-void rk_train_cut_fini(struct rk_train *train)
+void rk_trainer_cut_fini(struct rk_trainer *trainer)
 {
     for (int g = 0; g < RK_GRAD_GROUPS; g++) {
-        rk_array_fini(&train->groups[g].buckets);
-        rk_array_fini(&train->groups[g].segments);
+        rk_array_fini(&trainer->groups[g].buckets);
+        rk_array_fini(&trainer->groups[g].segments);
     }
 }
 
 /* --- sums --- */
 
-rk_tensor_t rk_train_segment_grads(const struct rk_train *train, const struct rk_shard_segment *segment)
+rk_tensor_t rk_trainer_segment_grads(const struct rk_trainer *trainer, const struct rk_shard_segment *segment)
 {
-    return train->shard_grads
-               ? rk_flat_view(train->shard_grads, train->grad_dtype, segment->shard, segment->count)
-               : rk_flat_view(train->grads, train->grad_dtype, segment->begin, segment->count);
+    return trainer->shard_grads
+               ? rk_flat_view(trainer->shard_grads, trainer->grad_dtype, segment->shard, segment->count)
+               : rk_flat_view(trainer->grads, trainer->grad_dtype, segment->begin, segment->count);
 }
 
 /* Makes the model's stream wait for the collectives of buckets. */
-struct rk_status *rk_train_wait(struct rk_model *model)
+struct rk_status *rk_trainer_wait(struct rk_trainer *trainer)
 {
-    struct rk_train *train = model->train;
-
-    if (!train->comm)
+    if (!trainer->comm)
         return NULL;
-    RK_TRY(rk_event_record(train->is_done, train->comm));
-    return rk_stream_wait(model->core->stream, train->is_done);
+    RK_TRY(rk_event_record(trainer->is_done, trainer->comm));
+    return rk_stream_wait(trainer->model->core->stream, trainer->is_done);
 }
 
 /* Makes the collectives wait for the model's stream. Returns the stream for the next collective of a
  * bucket. */
-static struct rk_status *wait_for_model(struct rk_model *model, struct rk_stream **stream)
+static struct rk_status *wait_for_model(struct rk_trainer *trainer, struct rk_stream **stream)
 {
-    struct rk_train *train = model->train;
-
-    *stream = train->comm ? train->comm : model->core->stream;
-    if (!train->comm)
+    *stream = trainer->comm ? trainer->comm : trainer->model->core->stream;
+    if (!trainer->comm)
         return NULL;
-    RK_TRY(rk_event_record(train->is_ready, model->core->stream));
-    return rk_stream_wait(train->comm, train->is_ready);
+    RK_TRY(rk_event_record(trainer->is_ready, trainer->model->core->stream));
+    return rk_stream_wait(trainer->comm, trainer->is_ready);
 }
 
 /* All-to-all of the bucket's parts; every rank adds what it received for its part in rank order. A
  * reduce-scatter would round to 16 bits at every rank. */
-static struct rk_status *add_to_shard(struct rk_model *model, struct rk_comm_group *group,
+static struct rk_status *add_to_shard(struct rk_trainer *trainer, struct rk_comm_group *group,
                                       const struct rk_bucket *bucket, struct rk_stream *stream)
 {
-    struct rk_train *train = model->train;
-    char *from = (char *)train->grads + (size_t)bucket->begin * rk_dtype_bytes(train->pass_dtype);
+    char *from = (char *)trainer->grads + (size_t)bucket->begin * rk_dtype_bytes(trainer->pass_dtype);
     int32_t size = rk_comm_group_size(group);
 
-    RK_TRY(rk_comm_all_to_all(group, stream,
-                              rk_tensor_2d(train->inbox, train->pass_dtype, size, bucket->part), train->rows,
-                              rk_tensor_2d(from, train->pass_dtype, size, bucket->part), train->rows));
+    RK_TRY(rk_comm_all_to_all(
+        group, stream, rk_tensor_2d(trainer->inbox, trainer->pass_dtype, size, bucket->part), trainer->rows,
+        rk_tensor_2d(from, trainer->pass_dtype, size, bucket->part), trainer->rows));
     for (int32_t rank = 0; rank < size; rank++)
         RK_TRY(rk_axpby(
-            stream, &(struct rk_axpby_args){
-                        .y = rk_flat_view(train->shard_grads, train->grad_dtype, bucket->shard, bucket->part),
-                        .x = rk_flat_view(train->inbox, train->pass_dtype, rank * bucket->part, bucket->part),
-                        .alpha = 1,
-                        .beta = 1,
-                    }));
+            stream,
+            &(struct rk_axpby_args){
+                .y = rk_flat_view(trainer->shard_grads, trainer->grad_dtype, bucket->shard, bucket->part),
+                .x = rk_flat_view(trainer->inbox, trainer->pass_dtype, rank * bucket->part, bucket->part),
+                .alpha = 1,
+                .beta = 1,
+            }));
     return NULL;
 }
 
-static struct rk_comm_group *ranks_of(const struct rk_model *model, rk_grad_group_t group)
+static struct rk_comm_group *ranks_of(const struct rk_trainer *trainer, rk_grad_group_t group)
 {
-    return rk_mesh_comms_group(model->core->mesh, rk_grad_groups[group].ranks);
+    return rk_mesh_comms_group(trainer->model->core->mesh, rk_grad_groups[group].ranks);
 }
 
-static struct rk_status *reduce_bucket(struct rk_model *model, rk_grad_group_t group,
+static struct rk_status *reduce_bucket(struct rk_trainer *trainer, rk_grad_group_t group,
                                        const struct rk_bucket *bucket)
 {
-    struct rk_train *train = model->train;
     struct rk_stream *stream;
 
-    RK_TRY(wait_for_model(model, &stream));
-    if (train->shard_grads)
-        return add_to_shard(model, ranks_of(model, group), bucket, stream);
-    return rk_comm_reduce_scatter(ranks_of(model, group), stream,
-                                  rk_flat_view(train->grads, train->grad_dtype, bucket->mine, bucket->part),
-                                  rk_flat_view(train->grads, train->grad_dtype, bucket->begin, bucket->count),
-                                  RK_REDUCE_SUM);
+    RK_TRY(wait_for_model(trainer, &stream));
+    if (trainer->shard_grads)
+        return add_to_shard(trainer, ranks_of(trainer, group), bucket, stream);
+    return rk_comm_reduce_scatter(
+        ranks_of(trainer, group), stream,
+        rk_flat_view(trainer->grads, trainer->grad_dtype, bucket->mine, bucket->part),
+        rk_flat_view(trainer->grads, trainer->grad_dtype, bucket->begin, bucket->count), RK_REDUCE_SUM);
 }
 
 /* The gradients of the group's elements before `end` are complete on this rank. `end` never splits a
  * parameter. */
-static struct rk_status *reduce_up_to(struct rk_model *model, rk_grad_group_t index, int64_t end)
+static struct rk_status *reduce_up_to(struct rk_trainer *trainer, rk_grad_group_t index, int64_t end)
 {
-    struct rk_train_group *group = &model->train->groups[index];
+    struct rk_trainer_group *group = &trainer->groups[index];
 
-    RK_TRY(rk_train_sum_copies(model, group->num_complete, end));
+    RK_TRY(rk_trainer_sum_copies(trainer, group->num_complete, end));
     group->num_complete = end;
     while (group->num_reduced < group->buckets.count) {
         const struct rk_bucket *bucket = &group->buckets.items[group->num_reduced];
 
         if (bucket->begin + bucket->count > end)
             break;
-        RK_TRY(reduce_bucket(model, index, bucket));
+        RK_TRY(reduce_bucket(trainer, index, bucket));
         group->num_reduced++;
     }
     return NULL;
 }
 
-struct rk_status *rk_train_reset(struct rk_model *model)
+struct rk_status *rk_trainer_reset(struct rk_trainer *trainer)
 {
-    struct rk_train *train = model->train;
-
     for (int g = 0; g < RK_GRAD_GROUPS; g++) {
-        train->groups[g].num_complete = train->shards.of[g].begin;
-        train->groups[g].num_reduced = 0;
+        trainer->groups[g].num_complete = trainer->shards.of[g].begin;
+        trainer->groups[g].num_reduced = 0;
     }
-    return rk_train_wait(model);
+    return rk_trainer_wait(trainer);
 }
 
 /* Where the complete gradients of the group end, given that the gradients of rows from `first_param` on are
  * complete. */
-static int64_t find_complete(const struct rk_model *model, rk_grad_group_t group, int64_t first_param)
+static int64_t find_complete(const struct rk_trainer *trainer, rk_grad_group_t group, int64_t first_param)
 {
-    const struct rk_param_table *params = &model->core->params;
+    const struct rk_param_table *params = &trainer->model->core->params;
     int64_t end = params->groups[group].begin;
 
     for (int64_t i = first_param; i < params->count; i++) {
@@ -239,15 +232,15 @@ static int64_t find_complete(const struct rk_model *model, rk_grad_group_t group
     return end;
 }
 
-struct rk_status *rk_train_grads_ready(void *user, int64_t first_param)
+struct rk_status *rk_trainer_grads_ready(void *user, int64_t first_param)
 {
-    struct rk_model *model = user;
+    struct rk_trainer *trainer = user;
 
     for (int g = 0; g < RK_GRAD_GROUPS; g++) {
         rk_grad_group_t group = (rk_grad_group_t)g;
 
-        if (model->train->shards.of[g].num_elements > 0)
-            RK_TRY(reduce_up_to(model, group, find_complete(model, group, first_param)));
+        if (trainer->shards.of[g].num_elements > 0)
+            RK_TRY(reduce_up_to(trainer, group, find_complete(trainer, group, first_param)));
     }
     return NULL;
 }
@@ -256,28 +249,28 @@ struct rk_status *rk_train_grads_ready(void *user, int64_t first_param)
 #define SHARED_ELEMENTS ((int64_t)4 << 20)
 
 /* Sums elements [begin, begin + count) of a gradient of which two stages have one summand each. */
-static struct rk_status *sum_two_stages(struct rk_model *model, int32_t peer, int64_t begin, int64_t count)
+static struct rk_status *sum_two_stages(struct rk_trainer *trainer, int32_t peer, int64_t begin,
+                                        int64_t count)
 {
-    const struct rk_model_core *core = model->core;
+    const struct rk_model_core *core = trainer->model->core;
     struct rk_comm_group *stages = rk_mesh_comms_group(core->mesh, RK_GROUP_PP);
-    struct rk_train *train = model->train;
-    rk_tensor_t mine = rk_flat_view(train->grads, train->grad_dtype, begin, count), other;
-    struct rk_step_mark mark = rk_step_arena_mark(model->arena);
+    rk_tensor_t mine = rk_flat_view(trainer->grads, trainer->grad_dtype, begin, count), other;
+    struct rk_step_mark mark = rk_step_arena_mark(trainer->model->arena);
 
-    RK_TRY(rk_step_1d(model->arena, &other, train->grad_dtype, count));
+    RK_TRY(rk_step_1d(trainer->model->arena, &other, trainer->grad_dtype, count));
     RK_TRY(rk_comm_batch_begin(stages));
     RK_TRY(rk_comm_send(stages, core->stream, mine, peer));
     RK_TRY(rk_comm_recv(stages, core->stream, other, peer));
     RK_TRY(rk_comm_batch_end(stages));
-    rk_step_arena_release(model->arena, mark);
+    rk_step_arena_release(trainer->model->arena, mark);
     return rk_axpby(core->stream, &(struct rk_axpby_args){.y = mine, .x = other, .alpha = 1, .beta = 1});
 }
 
 /* The embedding that is also the head's weight: both stages compute the same sum of two terms, and so the
  * same weights. */
-static struct rk_status *sum_shared(struct rk_model *model)
+static struct rk_status *sum_shared(struct rk_trainer *trainer)
 {
-    const struct rk_param_table *params = &model->core->params;
+    const struct rk_param_table *params = &trainer->model->core->params;
     int32_t stage = params->coords.axis[RK_AXIS_PP];
 
     for (int64_t i = 0; i < params->count; i++) {
@@ -288,20 +281,19 @@ static struct rk_status *sum_shared(struct rk_model *model)
 
         if (param->shared_stage < 0 || !placement->is_held)
             continue;
-        RK_ASSERT(placement->offset >= model->train->groups[rk_param_grad_group(param)].num_complete);
+        RK_ASSERT(placement->offset >= trainer->groups[rk_param_grad_group(param)].num_complete);
         for (int64_t begin = 0; begin < total; begin += SHARED_ELEMENTS)
-            RK_TRY(sum_two_stages(model, peer, placement->offset + begin,
+            RK_TRY(sum_two_stages(trainer, peer, placement->offset + begin,
                                   RK_MIN(total - begin, SHARED_ELEMENTS)));
     }
     return NULL;
 }
 
 /* The first sum in this rank's shard that is not padding; NULL: there is none. */
-static char *find_sum(const struct rk_model *model)
+static char *find_sum(const struct rk_trainer *trainer)
 {
-    const struct rk_param_table *params = &model->core->params;
-    const struct rk_train *train = model->train;
-    size_t elem_bytes = rk_dtype_bytes(train->grad_dtype);
+    const struct rk_param_table *params = &trainer->model->core->params;
+    size_t elem_bytes = rk_dtype_bytes(trainer->grad_dtype);
 
     for (int64_t i = 0; i < params->count; i++) {
         const struct rk_placement *placement = rk_params_placement(params, i);
@@ -309,19 +301,19 @@ static char *find_sum(const struct rk_model *model)
         int64_t end = placement->offset + box.shape[0] * box.shape[1];
         struct rk_shard_run run = {0};
 
-        if (placement->is_counted && rk_shards_next_run(&train->shards, placement->offset, end, &run))
-            return train->shard_grads ? (char *)train->shard_grads + (size_t)run.shard * elem_bytes
-                                      : (char *)train->grads + (size_t)run.begin * elem_bytes;
+        if (placement->is_counted && rk_shards_next_run(&trainer->shards, placement->offset, end, &run))
+            return trainer->shard_grads ? (char *)trainer->shard_grads + (size_t)run.shard * elem_bytes
+                                        : (char *)trainer->grads + (size_t)run.begin * elem_bytes;
     }
     return NULL;
 }
 
 /* Simulates a defective device or link; for tests. */
-static struct rk_status *spoil_sum(struct rk_model *model)
+static struct rk_status *spoil_sum(struct rk_trainer *trainer)
 {
-    struct rk_stream *stream = model->core->stream;
-    rk_dtype_t dtype = model->train->grad_dtype;
-    char *sum = find_sum(model);
+    struct rk_stream *stream = trainer->model->core->stream;
+    rk_dtype_t dtype = trainer->grad_dtype;
+    char *sum = find_sum(trainer);
     const double one = 1;
     double value;
 
@@ -331,29 +323,29 @@ static struct rk_status *spoil_sum(struct rk_model *model)
     return rk_stream_sync(stream);
 }
 
-struct rk_status *rk_train_reduce(struct rk_model *model)
+struct rk_status *rk_trainer_reduce(struct rk_trainer *trainer)
 {
-    RK_TRY(sum_shared(model));
+    RK_TRY(sum_shared(trainer));
     for (int g = 0; g < RK_GRAD_GROUPS; g++) {
-        const struct rk_shard_map *shards = &model->train->shards.of[g];
+        const struct rk_shard_map *shards = &trainer->shards.of[g];
 
         if (shards->num_elements > 0)
-            RK_TRY(reduce_up_to(model, (rk_grad_group_t)g, shards->begin + shards->num_elements));
+            RK_TRY(reduce_up_to(trainer, (rk_grad_group_t)g, shards->begin + shards->num_elements));
     }
-    RK_TRY(rk_train_wait(model));
-    return RK_FAULT("optim.gradient") ? spoil_sum(model) : NULL;
+    RK_TRY(rk_trainer_wait(trainer));
+    return RK_FAULT("optim.gradient") ? spoil_sum(trainer) : NULL;
 }
 
 /* --- parameters --- */
 
-struct rk_status *rk_train_spread(struct rk_model *model, rk_grad_group_t group,
-                                  const struct rk_bucket *bucket)
+struct rk_status *rk_trainer_spread(struct rk_trainer *trainer, rk_grad_group_t group,
+                                    const struct rk_bucket *bucket)
 {
-    const struct rk_model_core *core = model->core;
+    const struct rk_model_core *core = trainer->model->core;
     struct rk_stream *stream;
 
-    RK_TRY(wait_for_model(model, &stream));
-    return rk_comm_all_gather(ranks_of(model, group), stream,
+    RK_TRY(wait_for_model(trainer, &stream));
+    return rk_comm_all_gather(ranks_of(trainer, group), stream,
                               rk_flat_view(core->values, core->dtype, bucket->begin, bucket->count),
                               rk_flat_view(core->values, core->dtype, bucket->mine, bucket->part));
 }

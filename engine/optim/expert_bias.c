@@ -1,11 +1,10 @@
 /* Correction biases of routers (Wang et al., arXiv:2408.15664): after a step, bias_e += rate * sign(mean load
  * - load_e), with the choices of all tokens of the step. Experts with too few tokens are chosen more often.
- * The bias has no gradient; it is fp32 in three runs (ckpt/hf_wide.c). */
+ * The bias has no gradient; it is fp32 in three runs (params/wide.c). */
 #include "engine/optim/trainer.h"
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "engine/ckpt/ckpt_internal.h"
 
 /* The bias of one layer. */
 struct bias {
@@ -20,11 +19,12 @@ static bool is_bias(const struct rk_param *param)
 }
 
 /* The biases of this rank; returns their number. Rows of the parameter table are in the order of layers. */
-static int64_t list(const struct rk_model *model, struct bias *biases, char *memory)
+static int64_t list(const struct rk_trainer *trainer, struct bias *biases, char *memory)
 {
-    const struct rk_param_table *params = &model->core->params;
-    const struct rk_router_sums *sums = &model->train->routers;
-    size_t bytes = (size_t)(RK_PARAM_WIDE_PARTS * sums->num_experts) * rk_dtype_bytes(model->core->dtype);
+    const struct rk_param_table *params = &trainer->model->core->params;
+    const struct rk_router_sums *sums = &trainer->routers;
+    size_t bytes =
+        (size_t)(RK_PARAM_WIDE_PARTS * sums->num_experts) * rk_dtype_bytes(trainer->model->core->dtype);
     int64_t count = 0, layer = 0;
 
     for (int64_t i = 0; i < params->count; i++) {
@@ -56,7 +56,7 @@ static void move(const struct rk_model_core *core, const struct bias *bias, floa
     int64_t count = core->config.moe.num_experts;
     double sum = 0.0, *parts = values + count;
 
-    rk_hf_wide_join(bias->parts, core->dtype, count, joined);
+    rk_param_wide_join(bias->parts, core->dtype, count, joined);
     for (int64_t e = 0; e < count; e++)
         sum += bias->loads[e];
     for (int64_t e = 0; e < count; e++) {
@@ -65,7 +65,7 @@ static void move(const struct rk_model_core *core, const struct bias *bias, floa
 
         values[e] = (double)(float)((double)joined[e] + sign * core->moe.bias_update_rate);
     }
-    rk_hf_wide_split(values, count, parts);
+    rk_param_wide_split(values, count, parts);
     rk_store_f64(bias->parts, core->dtype, parts, RK_PARAM_WIDE_PARTS * count);
 }
 
@@ -80,23 +80,22 @@ static struct rk_status *read(const struct rk_model_core *core, const struct bia
 }
 
 /* Writes the masters too: a checkpoint has them. */
-static struct rk_status *write(struct rk_model *model, const struct bias *biases, int64_t count)
+static struct rk_status *write(struct rk_trainer *trainer, const struct bias *biases, int64_t count)
 {
-    const struct rk_model_core *core = model->core;
+    const struct rk_model_core *core = trainer->model->core;
 
     for (int64_t i = 0; i < count; i++) {
         rk_tensor_t to = on_device(core, &biases[i]);
 
         RK_TRY(rk_stream_copy(core->stream, to.data, biases[i].parts, rk_tensor_bytes(to), RK_COPY_H2D));
-        RK_TRY(rk_train_copy_masters(model->train, core, biases[i].placement->offset,
-                                     rk_tensor_num_elements(to)));
+        RK_TRY(rk_model_copy_masters(core, biases[i].placement->offset, rk_tensor_num_elements(to)));
     }
     return rk_stream_sync(core->stream);
 }
 
-struct rk_status *rk_train_update_biases(struct rk_model *model)
+struct rk_status *rk_trainer_update_biases(struct rk_trainer *trainer)
 {
-    const struct rk_model_core *core = model->core;
+    const struct rk_model_core *core = trainer->model->core;
     size_t num_layers = (size_t)core->num_routes, experts = (size_t)core->config.moe.num_experts;
     struct bias *biases;
     double *values;
@@ -111,12 +110,12 @@ struct rk_status *rk_train_update_biases(struct rk_model *model)
     memory = rk_calloc(num_layers * RK_PARAM_WIDE_PARTS * experts, rk_dtype_bytes(core->dtype));
     values = rk_calloc((1 + RK_PARAM_WIDE_PARTS) * experts, sizeof(*values));
     joined = rk_calloc(experts, sizeof(*joined));
-    count = list(model, biases, memory);
+    count = list(trainer, biases, memory);
     st = read(core, biases, count);
     for (int64_t i = 0; !st && i < count; i++)
         move(core, &biases[i], joined, values);
     if (!st)
-        st = write(model, biases, count);
+        st = write(trainer, biases, count);
     rk_free(joined);
     rk_free(values);
     rk_free(memory);

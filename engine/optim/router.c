@@ -54,7 +54,7 @@ struct rk_status *rk_router_sums_fetch(struct rk_router_sums *sums, const struct
         return NULL;
     RK_TRY(rk_comm_all_reduce(all, core->stream, device_sums(sums), RK_REDUCE_SUM));
     RK_TRY(rk_stream_copy(core->stream, sums->host, sums->device, rk_router_sums_bytes(sums), RK_COPY_D2H));
-    /* Micro-batches that follow without rk_train_begin add to zeros. */
+    /* Micro-batches that follow without rk_trainer_begin add to zeros. */
     return rk_stream_zero(core->stream, sums->device, rk_router_sums_bytes(sums));
 }
 

@@ -9,99 +9,18 @@
 #define SKIPPED_STEPS_MAX 5
 #define SUMS_BYTES        (2 * sizeof(double)) /* of the gradient norm */
 
-rk_dtype_t rk_train_grad_dtype(rk_dtype_t param_dtype)
+rk_tensor_t rk_trainer_grads(const struct rk_trainer *trainer)
 {
-    return param_dtype == RK_DTYPE_F64 ? RK_DTYPE_F64 : RK_DTYPE_F32;
+    return rk_flat_view(trainer->grads, trainer->pass_dtype, 0, trainer->num_elements);
 }
 
-rk_tensor_t rk_train_grads(const struct rk_train *train)
-{
-    return rk_flat_view(train->grads, train->pass_dtype, 0, train->num_elements);
-}
-
-bool rk_train_has_sums(const struct rk_train *train)
+bool rk_trainer_has_sums(const struct rk_trainer *trainer)
 {
     for (int g = 0; g < RK_GRAD_GROUPS; g++) {
-        if (train->groups[g].num_reduced < train->groups[g].buckets.count)
+        if (trainer->groups[g].num_reduced < trainer->groups[g].buckets.count)
             return false;
     }
-    return !train->is_stale;
-}
-
-void rk_train_destroy(struct rk_train *train)
-{
-    if (!train)
-        return;
-    rk_movable_fini(&train->grad_memory);
-    rk_movable_fini(&train->sum_memory);
-    rk_free(train->rows);
-    rk_movable_fini(&train->master_memory);
-    for (int32_t s = 0; s < RK_OPTIM_STATES_MAX; s++)
-        rk_movable_fini(&train->state_memory[s]);
-    rk_device_free(train->device, train->sums);
-    rk_router_sums_fini(&train->routers, train->device);
-    rk_event_destroy(train->is_ready);
-    rk_event_destroy(train->is_done);
-    rk_stream_destroy(train->comm);
-    rk_train_cut_fini(train);
-    rk_free(train);
-}
-
-static int32_t num_states(const struct rk_train *train)
-{
-    return train->config.ops ? train->config.ops->num_states : 0;
-}
-
-void rk_train_add_memory(const struct rk_train *train, struct rk_model_memory *memory)
-{
-    if (!train)
-        return;
-    memory->grad_bytes =
-        rk_movable_held_bytes(&train->grad_memory) + rk_movable_held_bytes(&train->sum_memory);
-    memory->master_bytes = rk_movable_held_bytes(&train->master_memory);
-    for (int32_t s = 0; s < num_states(train); s++)
-        memory->optimizer_bytes += rk_movable_held_bytes(&train->state_memory[s]);
-    memory->workspace_bytes += SUMS_BYTES + rk_router_sums_bytes(&train->routers);
-}
-
-struct rk_status *rk_train_copy_masters(struct rk_train *train, const struct rk_model_core *core,
-                                        int64_t begin, int64_t count)
-{
-    struct rk_shard_run run = {0};
-
-    if (!train || !train->masters)
-        return NULL;
-    while (rk_shards_next_run(&train->shards, begin, begin + count, &run))
-        RK_TRY(rk_axpby(core->stream,
-                        &(struct rk_axpby_args){
-                            .y = rk_flat_view(train->masters, train->grad_dtype, run.shard, run.count),
-                            .x = rk_flat_view(core->values, core->dtype, run.begin, run.count),
-                            .alpha = 1,
-                        }));
-    return NULL;
-}
-
-struct rk_status *rk_train_set_masters(struct rk_train *train, struct rk_stream *stream, int64_t begin,
-                                       int64_t count, const void *values)
-{
-    size_t elem_bytes = train ? rk_dtype_bytes(train->grad_dtype) : 0;
-    struct rk_shard_run run = {0};
-
-    if (!train || !train->masters)
-        return NULL;
-    while (rk_shards_next_run(&train->shards, begin, begin + count, &run))
-        RK_TRY(rk_stream_copy(stream, (char *)train->masters + (size_t)run.shard * elem_bytes,
-                              (const char *)values + (size_t)(run.begin - begin) * elem_bytes,
-                              (size_t)run.count * elem_bytes, RK_COPY_H2D));
-    return NULL;
-}
-
-static struct rk_status *allocate_one(struct rk_train *train, struct rk_movable *memory, void **data,
-                                      size_t bytes, bool may_leave, const char *what)
-{
-    RK_TRY(rk_movable_create(memory, train->device, bytes, may_leave, what));
-    *data = memory->data;
-    return NULL;
+    return !trainer->is_stale;
 }
 
 /* The maximum over the groups of the model. */
@@ -131,50 +50,49 @@ static int32_t largest_group(const struct rk_shard_maps *maps)
 #define ALIGN_BYTES 256
 
 /* The sums of the shard, followed by the parts of a bucket. */
-static struct rk_status *allocate_shard_grads(struct rk_train *train, const struct rk_model_core *core)
+static struct rk_status *allocate_shard_grads(struct rk_trainer *trainer)
 {
     size_t sum_bytes =
-        rk_round_up((size_t)train->shard_count * rk_dtype_bytes(train->grad_dtype), ALIGN_BYTES);
-    size_t inbox_bytes = (size_t)largest_bucket(&train->shards) * rk_dtype_bytes(train->pass_dtype);
-    int32_t size = largest_group(&train->shards);
+        rk_round_up((size_t)trainer->shard_count * rk_dtype_bytes(trainer->grad_dtype), ALIGN_BYTES);
+    size_t inbox_bytes = (size_t)largest_bucket(&trainer->shards) * rk_dtype_bytes(trainer->pass_dtype);
+    int32_t size = largest_group(&trainer->shards);
 
-    if (train->pass_dtype == train->grad_dtype)
+    if (trainer->pass_dtype == trainer->grad_dtype)
         return NULL;
-    RK_TRY(allocate_one(train, &train->sum_memory, &train->shard_grads, sum_bytes + inbox_bytes,
-                        core->offload & RK_PART_GRADIENTS, "sums of gradients"));
-    train->inbox = (char *)train->shard_grads + sum_bytes;
-    train->rows = rk_calloc((size_t)size, sizeof(*train->rows));
+    RK_TRY(rk_model_add_buffer(trainer->model->core, RK_MEMORY_GRADIENTS, sum_bytes + inbox_bytes,
+                               "sums of gradients", &trainer->shard_grads));
+    trainer->inbox = (char *)trainer->shard_grads + sum_bytes;
+    trainer->rows = rk_calloc((size_t)size, sizeof(*trainer->rows));
     for (int32_t rank = 0; rank < size; rank++)
-        train->rows[rank] = 1;
+        trainer->rows[rank] = 1;
     return NULL;
 }
 
-static struct rk_status *allocate(struct rk_train *train, const struct rk_model_core *core)
+static struct rk_status *allocate(struct rk_trainer *trainer)
 {
-    size_t grad_bytes, shard_bytes = (size_t)train->shard_count * rk_dtype_bytes(train->grad_dtype);
-    bool optimizer_leaves = core->offload & RK_PART_OPTIMIZER;
+    struct rk_model_core *core = trainer->model->core;
+    size_t grad_bytes, shard_bytes = (size_t)trainer->shard_count * rk_dtype_bytes(trainer->grad_dtype);
 
-    if (!rk_mul_size((size_t)train->num_elements, rk_dtype_bytes(train->pass_dtype), &grad_bytes))
+    if (!rk_mul_size((size_t)trainer->num_elements, rk_dtype_bytes(trainer->pass_dtype), &grad_bytes))
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%lld gradients exceed the address space",
-                       (long long)train->num_elements);
-    RK_TRY(allocate_one(train, &train->grad_memory, &train->grads, grad_bytes,
-                        core->offload & RK_PART_GRADIENTS, "gradients"));
-    RK_TRY(allocate_shard_grads(train, core));
-    if (train->config.ops && core->dtype != train->grad_dtype)
-        RK_TRY(allocate_one(train, &train->master_memory, &train->masters, shard_bytes, optimizer_leaves,
-                            "master weights"));
-    for (int32_t s = 0; s < num_states(train); s++)
-        RK_TRY(allocate_one(train, &train->state_memory[s], &train->states[s], shard_bytes, optimizer_leaves,
-                            "optimizer state"));
-    RK_TRY(rk_device_alloc(train->device, &train->sums, SUMS_BYTES, "gradient norm"));
-    return rk_router_sums_create(&train->routers, core);
+                       (long long)trainer->num_elements);
+    RK_TRY(rk_model_add_buffer(core, RK_MEMORY_GRADIENTS, grad_bytes, "gradients", &trainer->grads));
+    RK_TRY(allocate_shard_grads(trainer));
+    if (trainer->config.ops && core->dtype != trainer->grad_dtype)
+        RK_TRY(
+            rk_model_add_buffer(core, RK_MEMORY_MASTERS, shard_bytes, "master weights", &trainer->masters));
+    for (int32_t s = 0; trainer->config.ops && s < trainer->config.ops->num_states; s++)
+        RK_TRY(rk_model_add_buffer(core, RK_MEMORY_OPTIMIZER, shard_bytes, "optimizer state",
+                                   &trainer->states[s]));
+    RK_TRY(rk_device_alloc(trainer->device, &trainer->sums, SUMS_BYTES, "gradient norm"));
+    return rk_router_sums_create(&trainer->routers, core);
 }
 
-static struct rk_status *open_comm(struct rk_train *train)
+static struct rk_status *open_comm(struct rk_trainer *trainer)
 {
-    RK_TRY(rk_stream_create(&train->comm, train->device, "buckets"));
-    RK_TRY(rk_event_create(&train->is_ready, train->device));
-    return rk_event_create(&train->is_done, train->device);
+    RK_TRY(rk_stream_create(&trainer->comm, trainer->device, "buckets"));
+    RK_TRY(rk_event_create(&trainer->is_ready, trainer->device));
+    return rk_event_create(&trainer->is_done, trainer->device);
 }
 
 /* Where the gradients of a group begin that a pass can only add to: gradients of vectors, and of an embedding
@@ -197,159 +115,204 @@ static int64_t find_summed(const struct rk_model_core *core, rk_grad_group_t gro
 }
 
 /* Asserts that all matrices that passes overwrite are before summed_begin. */
-static void check_summed(const struct rk_train *train, const struct rk_model_core *core)
+static void check_summed(const struct rk_trainer *trainer, const struct rk_model_core *core)
 {
     for (int64_t i = 0; i < core->params.count; i++) {
         const struct rk_param *param = rk_params_at(&core->params, i);
         const struct rk_placement *placement = rk_params_placement(&core->params, i);
 
         if (placement->is_held && param->rank == 2 && i != core->embedding.weight.param)
-            RK_ASSERT(placement->offset < train->groups[rk_param_grad_group(param)].summed_begin);
+            RK_ASSERT(placement->offset < trainer->groups[rk_param_grad_group(param)].summed_begin);
     }
 }
 
-struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_config *config)
+static struct rk_status *check_model(const struct rk_model *model, const struct rk_optim_config *config)
 {
-    const struct rk_model_core *core = model->core;
-    struct rk_shard_places places = rk_shard_places_of(core->mesh);
-    struct rk_train *train;
-    struct rk_status *st;
+    int32_t num_stages = rk_pipeline_num_stages(model->core->pipeline);
 
     if (!model->owns_core)
         return RK_FAIL(RK_FAILED_PRECONDITION,
                        "a model that shares the weights of another model cannot train");
-    if (model->train)
-        return RK_FAIL(RK_FAILED_PRECONDITION, "training is enabled already");
+    if (model->trainer)
+        return RK_FAIL(RK_FAILED_PRECONDITION, "the model has a trainer already");
     /* The summands of an embedding that two stages share are added only at the end of a step. */
-    if (config->adds_in_shards && rk_pipeline_num_stages(core->pipeline) > 1)
+    if (config->adds_in_shards && num_stages > 1)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "megatron.override_ddp_config.grad_reduce_in_fp32=false: expected true with %d "
                        "pipeline stages",
-                       rk_pipeline_num_stages(core->pipeline));
-    train = rk_calloc(1, sizeof(*train));
-    train->config = *config;
-    train->device = rk_stream_device(core->stream);
-    train->grad_dtype = rk_train_grad_dtype(core->dtype);
-    rk_train_cut(train, &core->params, &places);
-    train->pass_dtype =
-        config->adds_in_shards && largest_group(&train->shards) > 1 ? core->dtype : train->grad_dtype;
-    for (int g = 0; g < RK_GRAD_GROUPS; g++)
-        train->groups[g].summed_begin = find_summed(core, (rk_grad_group_t)g);
-    check_summed(train, core);
-    st = allocate(train, core);
-    if (!st && largest_group(&train->shards) > 1)
-        st = open_comm(train);
-    if (!st)
-        st = rk_train_copy_masters(train, core, 0, core->params.num_elements);
-    if (st) {
-        rk_train_destroy(train);
-        return RK_WRAP(st, "enabling training");
-    }
-    model->train = train;
+                       num_stages);
     return NULL;
 }
 
-struct rk_status *rk_train_check_enabled(const struct rk_model *model)
+/* The model's side of the two: what it must know of its trainer. */
+static void attach(struct rk_trainer *trainer)
 {
-    return model->train ? NULL : RK_FAIL(RK_FAILED_PRECONDITION, "training is not enabled for this model");
+    struct rk_model *model = trainer->model;
+
+    model->trainer = trainer;
+    model->trainer_stream = trainer->comm;
+    model->trainer_workspace_bytes = SUMS_BYTES + rk_router_sums_bytes(&trainer->routers);
+    model->core->masters = (struct rk_masters){.values = trainer->masters, .shards = &trainer->shards};
 }
 
-struct rk_status *rk_train_begin(struct rk_model *model)
+static void detach(struct rk_trainer *trainer)
 {
-    struct rk_train *train = model->train;
+    struct rk_model *model = trainer->model;
+
+    model->trainer = NULL;
+    model->trainer_stream = NULL;
+    model->trainer_workspace_bytes = 0;
+    model->core->masters = (struct rk_masters){0};
+    rk_model_keep_buffers(model->core, 1);
+}
+
+static struct rk_status *trainer_init(struct rk_trainer *trainer)
+{
+    const struct rk_model_core *core = trainer->model->core;
+    struct rk_shard_places places = rk_shard_places_of(core->mesh);
+
+    trainer->device = rk_stream_device(core->stream);
+    trainer->grad_dtype = rk_master_dtype(core->dtype);
+    rk_trainer_cut(trainer, &core->params, &places);
+    trainer->pass_dtype = trainer->config.adds_in_shards && largest_group(&trainer->shards) > 1
+                              ? core->dtype
+                              : trainer->grad_dtype;
+    for (int g = 0; g < RK_GRAD_GROUPS; g++)
+        trainer->groups[g].summed_begin = find_summed(core, (rk_grad_group_t)g);
+    check_summed(trainer, core);
+    RK_TRY(allocate(trainer));
+    if (largest_group(&trainer->shards) > 1)
+        RK_TRY(open_comm(trainer));
+    attach(trainer);
+    return rk_model_copy_masters(core, 0, core->params.num_elements);
+}
+
+struct rk_status *rk_trainer_create(struct rk_trainer **out, struct rk_model *model,
+                                    const struct rk_optim_config *config)
+{
+    struct rk_trainer *trainer;
+    struct rk_status *st;
+
+    *out = NULL;
+    RK_TRY(check_model(model, config));
+    trainer = rk_calloc(1, sizeof(*trainer));
+    trainer->model = model;
+    trainer->config = *config;
+    st = trainer_init(trainer);
+    if (st) {
+        rk_trainer_destroy(trainer);
+        return RK_WRAP(st, "creating a trainer");
+    }
+    *out = trainer;
+    return NULL;
+}
+
+void rk_trainer_destroy(struct rk_trainer *trainer)
+{
+    if (!trainer)
+        return;
+    detach(trainer);
+    rk_free(trainer->rows);
+    rk_device_free(trainer->device, trainer->sums);
+    rk_router_sums_fini(&trainer->routers, trainer->device);
+    rk_event_destroy(trainer->is_ready);
+    rk_event_destroy(trainer->is_done);
+    rk_stream_destroy(trainer->comm);
+    rk_trainer_cut_fini(trainer);
+    rk_free(trainer);
+}
+
+struct rk_trainer *rk_model_trainer(const struct rk_model *model)
+{
+    return model->trainer;
+}
+
+struct rk_status *rk_trainer_gather_grad(struct rk_trainer *trainer, int64_t param, double *out)
+{
+    RK_TRY(rk_trainer_settle(trainer));
+    return rk_model_gather(trainer->model, param, rk_trainer_grads(trainer), out);
+}
+
+struct rk_status *rk_trainer_begin(struct rk_trainer *trainer)
+{
     rk_tensor_t sums;
 
-    RK_TRY(rk_train_check_enabled(model));
-    train->is_stale = true;
-    RK_TRY(rk_train_reset(model));
-    RK_TRY(rk_router_sums_reset(&train->routers, model->core->stream));
-    if (!train->shard_grads)
+    trainer->is_stale = true;
+    RK_TRY(rk_trainer_reset(trainer));
+    RK_TRY(rk_router_sums_reset(&trainer->routers, trainer->model->core->stream));
+    if (!trainer->shard_grads)
         return NULL;
-    sums = rk_flat_view(train->shard_grads, train->grad_dtype, 0, train->shard_count);
-    return rk_stream_zero(model->core->stream, sums.data, rk_tensor_bytes(sums));
+    sums = rk_flat_view(trainer->shard_grads, trainer->grad_dtype, 0, trainer->shard_count);
+    return rk_stream_zero(trainer->model->core->stream, sums.data, rk_tensor_bytes(sums));
 }
 
 /* Nothing is applied. All ranks decide alike: they have the same sums. */
-static struct rk_status *skip(struct rk_train *train, struct rk_step_stats *stats)
+static struct rk_status *skip(struct rk_trainer *trainer, struct rk_step_stats *stats)
 {
     stats->was_skipped = true;
-    train->skipped_in_a_row++;
-    if (train->skipped_in_a_row < SKIPPED_STEPS_MAX)
+    trainer->skipped_in_a_row++;
+    if (trainer->skipped_in_a_row < SKIPPED_STEPS_MAX)
         return NULL;
     return RK_FAIL_REASON(RK_ABORTED, "NON_FINITE",
                           "gradients were inf or NaN in %d optimizer steps in a row",
-                          train->skipped_in_a_row);
+                          trainer->skipped_in_a_row);
 }
 
-static struct rk_status *run_step(struct rk_model *model, const struct rk_optim_config *config,
+static struct rk_status *run_step(struct rk_trainer *trainer, const struct rk_optim_config *config,
                                   struct rk_step_stats *stats)
 {
-    struct rk_router_sums *routers = &model->train->routers;
+    struct rk_router_sums *routers = &trainer->routers;
     bool is_finite;
 
     *stats = (struct rk_step_stats){.lr = config->lr};
-    RK_TRY(rk_train_settle(model));
-    RK_TRY(rk_train_reduce(model));
-    RK_TRY(rk_router_sums_fetch(routers, model->core));
-    RK_TRY(rk_train_grad_norm(model, &stats->grad_norm, &is_finite)); /* waits for the stream */
+    RK_TRY(rk_trainer_settle(trainer));
+    RK_TRY(rk_trainer_reduce(trainer));
+    RK_TRY(rk_router_sums_fetch(routers, trainer->model->core));
+    RK_TRY(rk_trainer_grad_norm(trainer, &stats->grad_norm, &is_finite)); /* waits for the stream */
     rk_router_stats_of(&stats->routers, routers);
     if (!is_finite)
-        return skip(model->train, stats);
-    model->train->skipped_in_a_row = 0;
+        return skip(trainer, stats);
+    trainer->skipped_in_a_row = 0;
     stats->has_begun = true;
-    RK_TRY(rk_train_apply(model, config, stats->grad_norm));
-    return rk_train_update_biases(model);
+    RK_TRY(rk_trainer_apply(trainer, config, stats->grad_norm));
+    return rk_trainer_update_biases(trainer);
 }
 
-struct rk_status *rk_train_step_with(struct rk_model *model, const struct rk_optim_config *config,
-                                     struct rk_step_stats *stats)
+struct rk_status *rk_trainer_step_with(struct rk_trainer *trainer, const struct rk_optim_config *config,
+                                       struct rk_step_stats *stats)
 {
-    struct rk_stream *stream = model->core->stream;
+    struct rk_stream *stream = trainer->model->core->stream;
     struct rk_status *st;
 
-    RK_TRY(rk_train_check_enabled(model));
-    if (!model->train->config.ops)
+    if (!trainer->config.ops)
         return RK_FAIL(RK_FAILED_PRECONDITION, "training is enabled for gradients only");
     rk_trace_begin_phase(stream, "optimizer");
-    st = run_step(model, config, stats);
+    st = run_step(trainer, config, stats);
     rk_trace_end_phase(stream);
     return st;
 }
 
-struct rk_status *rk_train_step(struct rk_model *model, struct rk_step_stats *stats)
+struct rk_status *rk_trainer_step(struct rk_trainer *trainer, struct rk_step_stats *stats)
 {
-    struct rk_optim_config config;
+    struct rk_optim_config config = rk_trainer_get_config(trainer);
 
-    RK_TRY(rk_train_check_enabled(model));
-    config = rk_train_get_config(model);
-    return rk_train_step_with(model, &config, stats);
+    return rk_trainer_step_with(trainer, &config, stats);
 }
 
-void rk_train_disable(struct rk_model *model)
+void rk_trainer_advance_lr(struct rk_trainer *trainer)
 {
-    RK_ASSERT(model->owns_core);
-    rk_train_destroy(model->train);
-    model->train = NULL;
+    trainer->lr_steps++;
 }
 
-void rk_train_advance_lr(struct rk_model *model)
+struct rk_optim_config rk_trainer_get_config(const struct rk_trainer *trainer)
 {
-    RK_ASSERT(model->train);
-    model->train->lr_steps++;
-}
+    struct rk_optim_config config = trainer->config;
 
-struct rk_optim_config rk_train_get_config(const struct rk_model *model)
-{
-    struct rk_optim_config config;
-
-    RK_ASSERT(model->train);
-    config = model->train->config;
-    config.lr = rk_train_get_lr(model);
+    config.lr = rk_trainer_get_lr(trainer);
     return config;
 }
 
-double rk_train_get_lr(const struct rk_model *model)
+double rk_trainer_get_lr(const struct rk_trainer *trainer)
 {
-    RK_ASSERT(model->train);
-    return rk_lr_at(&model->train->config, model->train->lr_steps);
+    return rk_lr_at(&trainer->config, trainer->lr_steps);
 }

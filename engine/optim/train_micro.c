@@ -5,45 +5,41 @@
 #include "engine/pipeline/pipeline.h"
 
 /* Zeroes the gradients that a pass can only add to. */
-static struct rk_status *zero_summed(struct rk_model *model)
+static struct rk_status *zero_summed(struct rk_trainer *trainer)
 {
-    struct rk_train *train = model->train;
-
     for (int g = 0; g < RK_GRAD_GROUPS; g++) {
-        const struct rk_shard_map *shards = &train->shards.of[g];
-        int64_t begin = train->groups[g].summed_begin, end = shards->begin + shards->num_elements;
-        rk_tensor_t range = rk_flat_view(train->grads, train->pass_dtype, begin, end - begin);
+        const struct rk_shard_map *shards = &trainer->shards.of[g];
+        int64_t begin = trainer->groups[g].summed_begin, end = shards->begin + shards->num_elements;
+        rk_tensor_t range = rk_flat_view(trainer->grads, trainer->pass_dtype, begin, end - begin);
 
-        RK_TRY(rk_stream_zero(model->core->stream, range.data, rk_tensor_bytes(range)));
+        RK_TRY(rk_stream_zero(trainer->model->core->stream, range.data, rk_tensor_bytes(range)));
     }
     return NULL;
 }
 
-struct rk_status *rk_train_settle(struct rk_model *model)
+struct rk_status *rk_trainer_settle(struct rk_trainer *trainer)
 {
-    rk_tensor_t grads = rk_train_grads(model->train);
+    rk_tensor_t grads = rk_trainer_grads(trainer);
 
-    if (!model->train->is_stale)
+    if (!trainer->is_stale)
         return NULL;
-    model->train->is_stale = false;
-    return rk_stream_zero(model->core->stream, grads.data, rk_tensor_bytes(grads));
+    trainer->is_stale = false;
+    return rk_stream_zero(trainer->model->core->stream, grads.data, rk_tensor_bytes(grads));
 }
 
 /* In the first micro-batch of a step the GEMMs of linear layers and experts overwrite their gradients instead
  * of adding to zeros: this saves 12 bytes of memory traffic per element. Without tokens they write nothing.
  */
-static struct rk_status *prepare_grads(struct rk_model *model, struct rk_pass *pass, int64_t num_labels)
+static struct rk_status *prepare_grads(struct rk_trainer *trainer, struct rk_pass *pass, int64_t num_labels)
 {
-    struct rk_train *train = model->train;
-
-    if (!train->is_stale)
+    if (!trainer->is_stale)
         return NULL;
     /* A stage without a head writes no gradient of it, and its chunks run one after the other. */
-    if (num_labels == 0 || rk_pipeline_num_stages(model->core->pipeline) > 1)
-        return rk_train_settle(model);
-    train->is_stale = false;
+    if (num_labels == 0 || rk_pipeline_num_stages(trainer->model->core->pipeline) > 1)
+        return rk_trainer_settle(trainer);
+    trainer->is_stale = false;
     pass->overwrites_grads = true;
-    return zero_summed(model);
+    return zero_summed(trainer);
 }
 
 static struct rk_status *allocate_ids(const struct rk_pass *pass, const struct rk_train_micro *micro,
@@ -85,9 +81,9 @@ static struct rk_status *call_loss(struct rk_micro *micro, const struct rk_train
     return rk_micro_upload(micro, &grads, desc->outputs & ~desc->measured);
 }
 
-/* State of rk_train_micro_batches. */
+/* State of rk_trainer_micro_batches. */
 struct batches {
-    struct rk_model *model;
+    struct rk_trainer *trainer;
     const struct rk_train_work *work;
     struct rk_train_micro micro; /* the last one that was bound */
     struct rk_step_totals totals;
@@ -110,10 +106,10 @@ static struct rk_status *bind(void *user, int64_t i, struct rk_micro_desc *desc)
         .ids = micro->ids,
         .num_top_ids = micro->num_ids,
         .hooks = micro->hooks,
-        .grads = batches->model->train->grads,
-        .grad_dtype = batches->model->train->pass_dtype,
+        .grads = batches->trainer->grads,
+        .grad_dtype = batches->trainer->pass_dtype,
         .totals = &batches->totals,
-        .router_sums = rk_router_sums_tensor(&batches->model->train->routers),
+        .router_sums = rk_router_sums_tensor(&batches->trainer->routers),
     };
     return NULL;
 }
@@ -131,24 +127,24 @@ static struct rk_status *handle_outputs(void *user, int64_t i, struct rk_micro *
 static struct rk_status *prepare_backward(void *user, struct rk_micro *micro, bool is_last)
 {
     const struct batches *batches = user;
-    struct rk_train *train = batches->model->train;
+    struct rk_trainer *trainer = batches->trainer;
 
-    if (train->shard_grads) {
-        train->is_stale = true;
-        RK_TRY(rk_train_reset(batches->model));
+    if (trainer->shard_grads) {
+        trainer->is_stale = true;
+        RK_TRY(rk_trainer_reset(trainer));
     }
-    if ((is_last && batches->work->is_last && train->comm) || train->shard_grads) {
-        micro->pass.on_grads_ready = rk_train_grads_ready;
-        micro->pass.grads_user = batches->model;
+    if ((is_last && batches->work->is_last && trainer->comm) || trainer->shard_grads) {
+        micro->pass.on_grads_ready = rk_trainer_grads_ready;
+        micro->pass.grads_user = trainer;
     }
-    return prepare_grads(batches->model, &micro->pass, micro->labels.count);
+    return prepare_grads(trainer, &micro->pass, micro->labels.count);
 }
 
 static struct rk_status *finish_backward(void *user)
 {
     const struct batches *batches = user;
 
-    return batches->model->train->shard_grads ? rk_train_reduce(batches->model) : NULL;
+    return batches->trainer->shard_grads ? rk_trainer_reduce(batches->trainer) : NULL;
 }
 
 static struct rk_status *on_step(void *user, struct rk_pipeline_step step, bool is_done)
@@ -161,7 +157,7 @@ static struct rk_status *on_step(void *user, struct rk_pipeline_step step, bool 
 /* Sums over the micro-batches and replicas, for losses of routers; 0 without them. */
 static struct rk_status *count_totals(struct batches *batches)
 {
-    const struct rk_model_core *core = batches->model->core;
+    const struct rk_model_core *core = batches->trainer->model->core;
     struct rk_router_losses losses = rk_router_losses_of(&core->moe);
     struct rk_comm_group *dp = rk_mesh_comms_group(core->mesh, RK_GROUP_DP);
     double values[2] = {0};
@@ -181,20 +177,19 @@ static struct rk_status *count_totals(struct batches *batches)
     return NULL;
 }
 
-struct rk_status *rk_train_micro_batches(struct rk_model *model, const struct rk_train_work *work)
+struct rk_status *rk_trainer_micro_batches(struct rk_trainer *trainer, const struct rk_train_work *work)
 {
-    struct batches batches = {.model = model, .work = work};
+    struct batches batches = {.trainer = trainer, .work = work};
 
-    RK_TRY(rk_train_check_enabled(model));
     RK_TRY(count_totals(&batches));
-    return rk_pipeline_run(model, &(struct rk_pipeline_work){.count = work->count,
-                                                             .trains = true,
-                                                             .bind = bind,
-                                                             .handle_outputs = handle_outputs,
-                                                             .prepare_backward = prepare_backward,
-                                                             .finish_backward = finish_backward,
-                                                             .on_step = on_step,
-                                                             .user = &batches});
+    return rk_pipeline_run(trainer->model, &(struct rk_pipeline_work){.count = work->count,
+                                                                      .trains = true,
+                                                                      .bind = bind,
+                                                                      .handle_outputs = handle_outputs,
+                                                                      .prepare_backward = prepare_backward,
+                                                                      .finish_backward = finish_backward,
+                                                                      .on_step = on_step,
+                                                                      .user = &batches});
 }
 
 static struct rk_status *bind_one(void *user, int64_t i, struct rk_train_micro *micro)
@@ -204,11 +199,11 @@ static struct rk_status *bind_one(void *user, int64_t i, struct rk_train_micro *
     return NULL;
 }
 
-struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_train_micro *micro)
+struct rk_status *rk_trainer_micro_batch(struct rk_trainer *trainer, const struct rk_train_micro *micro)
 {
     struct rk_train_micro one = *micro;
 
-    return rk_train_micro_batches(
-        model,
+    return rk_trainer_micro_batches(
+        trainer,
         &(struct rk_train_work){.count = 1, .is_last = micro->is_last, .bind = bind_one, .user = &one});
 }

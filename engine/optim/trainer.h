@@ -1,4 +1,4 @@
-/* Private to engine/: the interface of optimizers, and the training state of a model.
+/* Private to engine/: the interface of optimizers, and the trainer of a model.
  *
  * A model's parameters and gradients are two flat buffers with one index map (params/params.h), in
  * which every gradient group has a range of its own (rk_param.h), cut into buckets. The ranks of the group
@@ -60,8 +60,8 @@ struct rk_shard_segment {
 };
 
 /* State of a gradient group. */
-struct rk_train_group {
-    /* Fixed after enable. */
+struct rk_trainer_group {
+    /* Fixed after create. */
     RK_ARRAY(struct rk_bucket) buckets;         /* all buckets of the group */
     RK_ARRAY(struct rk_shard_segment) segments; /* ascending */
     int64_t summed_begin; /* element: gradients before it may be overwritten by a pass; from here on they must
@@ -79,8 +79,9 @@ struct rk_router_sums {
     double *host; /* the same of the whole mesh, of the last step */
 };
 
-struct rk_train {
-    /* Fixed after enable. */
+struct rk_trainer {
+    /* Fixed after create. */
+    struct rk_model *model; /* borrowed */
     struct rk_optim_config config;
     struct rk_device *device;
     rk_dtype_t grad_dtype; /* of gradient sums, masters and states */
@@ -89,13 +90,12 @@ struct rk_train {
     int64_t num_elements;  /* of the flat buffers */
     int64_t shard_count;   /* mine */
     struct rk_shard_maps shards;
-    struct rk_train_group groups[RK_GRAD_GROUPS];
+    struct rk_trainer_group groups[RK_GRAD_GROUPS];
     /* Stream of the bucket collectives, with the events that order it with the model's stream; NULL if every
      * group has one rank. */
     struct rk_stream *comm;
     struct rk_event *is_ready, *is_done;
-    struct rk_movable grad_memory, sum_memory, master_memory, state_memory[RK_OPTIM_STATES_MAX];
-    /* Addresses of these buffers. */
+    /* Buffers of the model (rk_model_add_buffer). */
     void *grads; /* [num_elements] of pass_dtype */
     /* If gradients are accumulated in shards: [shard_count] of grad_dtype, the sums over all micro-batches;
      * and a bucket's parts of all ranks of its group, in pass_dtype. NULL: grads holds the sums. */
@@ -113,57 +113,37 @@ struct rk_train {
     bool is_stale; /* gradients are of an earlier step and count as zero */
 };
 
-/* Elements [begin, begin + count) of a flat buffer. */
-static inline rk_tensor_t rk_flat_view(void *buffer, rk_dtype_t dtype, int64_t begin, int64_t count)
-{
-    return rk_tensor_1d((char *)buffer + (size_t)begin * rk_dtype_bytes(dtype), dtype, count);
-}
-
-void rk_train_destroy(struct rk_train *train); /* NULL is a no-op */
-struct rk_status *rk_train_check_enabled(const struct rk_model *model) RK_NODISCARD;
 /* Gradients that backward passes have written: accumulated so far, or with shard_grads of one micro-batch. */
-rk_tensor_t rk_train_grads(const struct rk_train *train);
+rk_tensor_t rk_trainer_grads(const struct rk_trainer *trainer);
 /* Whether the shard holds the complete sums of a step; they stay until the next step begins. */
-bool rk_train_has_sums(const struct rk_train *train);
-rk_dtype_t rk_train_grad_dtype(rk_dtype_t param_dtype);
-void rk_train_add_memory(const struct rk_train *train,
-                         struct rk_model_memory *memory); /* NULL adds nothing */
-
-/* Copies the parameters of elements [begin, begin + count) to the masters in this rank's shard. No-op without
- * masters, or for NULL. */
-struct rk_status *rk_train_copy_masters(struct rk_train *train, const struct rk_model_core *core,
-                                        int64_t begin, int64_t count) RK_NODISCARD;
-/* Sets the masters in this rank's shard from the values of elements [begin, begin + count) of the flat
- * buffer, in host memory and grad_dtype, which must stay valid until the stream has copied them. No-op
- * without masters, or for NULL. */
-struct rk_status *rk_train_set_masters(struct rk_train *train, struct rk_stream *stream, int64_t begin,
-                                       int64_t count, const void *values) RK_NODISCARD;
+bool rk_trainer_has_sums(const struct rk_trainer *trainer);
 
 /* The complete gradient sums of a segment. */
-rk_tensor_t rk_train_segment_grads(const struct rk_train *train, const struct rk_shard_segment *segment);
+rk_tensor_t rk_trainer_segment_grads(const struct rk_trainer *trainer,
+                                     const struct rk_shard_segment *segment);
 
 /* --- buckets (buckets.c) --- */
 
 /* Partitions the flat buffers, and this rank's shard into segments: parameters that are adjacent in a bucket
  * and treated alike form one. Frozen parameters are in none. */
-void rk_train_cut(struct rk_train *train, const struct rk_param_table *params,
-                  const struct rk_shard_places *places);
-void rk_train_cut_fini(struct rk_train *train);
+void rk_trainer_cut(struct rk_trainer *trainer, const struct rk_param_table *params,
+                    const struct rk_shard_places *places);
+void rk_trainer_cut_fini(struct rk_trainer *trainer);
 /* Zeroes gradients that count as zero. */
-struct rk_status *rk_train_settle(struct rk_model *model) RK_NODISCARD;
+struct rk_status *rk_trainer_settle(struct rk_trainer *trainer) RK_NODISCARD;
 /* Starts a step: no gradient is complete. */
-struct rk_status *rk_train_reset(struct rk_model *model) RK_NODISCARD;
-/* on_grads_ready of the last pass of a step, after which gradients are final; `user` is the model.
+struct rk_status *rk_trainer_reset(struct rk_trainer *trainer) RK_NODISCARD;
+/* on_grads_ready of the last pass of a step, after which gradients are final; `user` is the trainer.
  * Collective: starts the reduction of the complete buckets. */
-struct rk_status *rk_train_grads_ready(void *user, int64_t first_param) RK_NODISCARD;
+struct rk_status *rk_trainer_grads_ready(void *user, int64_t first_param) RK_NODISCARD;
 /* Collective: completes the gradients of this rank's shard. */
-struct rk_status *rk_train_reduce(struct rk_model *model) RK_NODISCARD;
+struct rk_status *rk_trainer_reduce(struct rk_trainer *trainer) RK_NODISCARD;
 /* Collective: all-gathers the parameters of a bucket, after the work enqueued on the model's stream so
  * far. */
-struct rk_status *rk_train_spread(struct rk_model *model, rk_grad_group_t group,
-                                  const struct rk_bucket *bucket) RK_NODISCARD;
+struct rk_status *rk_trainer_spread(struct rk_trainer *trainer, rk_grad_group_t group,
+                                    const struct rk_bucket *bucket) RK_NODISCARD;
 /* Makes the model's stream wait for the collectives of buckets. */
-struct rk_status *rk_train_wait(struct rk_model *model) RK_NODISCARD;
+struct rk_status *rk_trainer_wait(struct rk_trainer *trainer) RK_NODISCARD;
 
 /* --- routers (router.c). Without experts the functions do nothing. --- */
 
@@ -183,19 +163,20 @@ void rk_router_stats_of(struct rk_router_stats *out, const struct rk_router_sums
 
 /* Moves the correction biases of this rank's layers by the counts of `host`, if the model is to: every copy
  * in the same way (expert_bias.c). Waits for the stream. */
-struct rk_status *rk_train_update_biases(struct rk_model *model) RK_NODISCARD;
+struct rk_status *rk_trainer_update_biases(struct rk_trainer *trainer) RK_NODISCARD;
 
 /* --- copies (copies.c) --- */
 
 /* Collective over tp: for the parameters in elements [begin, end) of the flat buffer whose copies have
  * summands of the gradient (RK_PARAM_PARTIAL_GRAD), gives every copy the sum, bit-identical. */
-struct rk_status *rk_train_sum_copies(struct rk_model *model, int64_t begin, int64_t end) RK_NODISCARD;
+struct rk_status *rk_trainer_sum_copies(struct rk_trainer *trainer, int64_t begin, int64_t end) RK_NODISCARD;
 
 /* Collective: norm over the whole model, each element once; *is_finite is false when some gradient is inf or
  * NaN. */
-struct rk_status *rk_train_grad_norm(struct rk_model *model, double *norm, bool *is_finite) RK_NODISCARD;
+struct rk_status *rk_trainer_grad_norm(struct rk_trainer *trainer, double *norm,
+                                       bool *is_finite) RK_NODISCARD;
 /* Collective: updates this rank's shard and all-gathers the parameters. */
-struct rk_status *rk_train_apply(struct rk_model *model, const struct rk_optim_config *config,
-                                 double grad_norm) RK_NODISCARD;
+struct rk_status *rk_trainer_apply(struct rk_trainer *trainer, const struct rk_optim_config *config,
+                                   double grad_norm) RK_NODISCARD;
 
 #endif

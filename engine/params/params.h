@@ -77,6 +77,12 @@ struct rk_shard_maps rk_params_cut(const struct rk_param_table *table, const str
 /* Elements of the shard over all groups. */
 int64_t rk_params_shard_count(const struct rk_shard_maps *maps);
 
+/* Elements [begin, begin + count) of a flat buffer. */
+static inline rk_tensor_t rk_flat_view(void *buffer, rk_dtype_t dtype, int64_t begin, int64_t count)
+{
+    return rk_tensor_1d((char *)buffer + (size_t)begin * rk_dtype_bytes(dtype), dtype, count);
+}
+
 static inline const struct rk_param *rk_params_at(const struct rk_param_table *table, int64_t i)
 {
     return &table->params[i];
@@ -105,5 +111,11 @@ static inline int32_t rk_params_tp_size(const struct rk_param_table *table)
 {
     return rk_mesh_axis_size(table->mesh, RK_AXIS_TP);
 }
+
+/* --- wide.c: parameters that files have in fp32 (RK_PARAM_WIDE) --- */
+
+/* parts [RK_PARAM_WIDE_PARTS, count], each of which bf16 holds: their sum is the value, of fp32 exactly. */
+void rk_param_wide_split(const double *values, int64_t count, double *parts);
+void rk_param_wide_join(const void *parts, rk_dtype_t dtype, int64_t count, float *out);
 
 #endif

@@ -148,7 +148,7 @@ static void compare_loss(struct comparison *c)
         compare_values(c, &sum, 0);
 }
 
-static struct values values_of_param(const struct comparison *c, int64_t i, rk_param_kind_t kind)
+static struct values values_of_param(const struct comparison *c, int64_t i, rk_test_kind_t kind)
 {
     const struct rk_gate_outcome *outcome = c->golden->same_dtype;
     size_t begin = (size_t)outcome->begin[i] * sizeof(double);
@@ -157,7 +157,7 @@ static struct values values_of_param(const struct comparison *c, int64_t i, rk_p
     /* The bias that experts are chosen by is not trained. */
     double smallest = rk_str_has_suffix(outcome->names[i], "e_score_correction_bias") ? INITIALIZER_RANGE : 0;
 
-    if (kind == RK_PARAM_GRADIENT)
+    if (kind == RK_TEST_GRADIENT)
         return (struct values){"gradient", outcome->names[i], offsetof(struct rk_gate_outcome, grads) + begin,
                                count,      smallest,          0};
     /* Biases start at 0, and a few steps of Adam change them by a few thousandths; the gradients of key
@@ -166,7 +166,7 @@ static struct values values_of_param(const struct comparison *c, int64_t i, rk_p
                            count,   INITIALIZER_RANGE, FLIP(rk_gate_num_steps(c->test))};
 }
 
-static double level_of(const struct comparison *c, rk_param_kind_t kind)
+static double level_of(const struct comparison *c, rk_test_kind_t kind)
 {
     const struct rk_gate_outcome *one = c->golden->same_dtype;
     double sum = 0;
@@ -179,7 +179,7 @@ static double level_of(const struct comparison *c, rk_param_kind_t kind)
     return sum / (double)one->num_params;
 }
 
-static void compare_params(struct comparison *c, rk_param_kind_t kind)
+static void compare_params(struct comparison *c, rk_test_kind_t kind)
 {
     const struct rk_gate_outcome *one = c->golden->same_dtype;
     double level = level_of(c, kind);
@@ -195,7 +195,7 @@ static void compare_params(struct comparison *c, rk_param_kind_t kind)
 /* The error of a norm is at most the norm of the error. */
 static void compare_norms(struct comparison *c)
 {
-    double level = level_of(c, RK_PARAM_GRADIENT);
+    double level = level_of(c, RK_TEST_GRADIENT);
 
     for (int step = 0; step < rk_gate_num_steps(c->test); step++) {
         size_t offset = offsetof(struct rk_gate_outcome, grad_norm) + (size_t)step * sizeof(double);
@@ -213,11 +213,11 @@ int32_t rk_gate_compare(struct rk_gate_diff *diffs, const struct rk_gate_case *t
 
     compare_outputs(&c);
     compare_loss(&c);
-    compare_params(&c, RK_PARAM_GRADIENT);
+    compare_params(&c, RK_TEST_GRADIENT);
     if (test->mutation)
         return c.num_diffs;
     compare_norms(&c);
-    compare_params(&c, RK_PARAM_VALUE);
+    compare_params(&c, RK_TEST_VALUE);
     return c.num_diffs;
 }
 

@@ -109,7 +109,7 @@ static void leave_sum_out(struct rk_model *model, const struct rk_gate_case *tes
         param->shared_stage = -1;
 }
 
-static struct rk_status *gather(const struct training *training, rk_param_kind_t kind, double *out)
+static struct rk_status *gather(const struct training *training, rk_test_kind_t kind, double *out)
 {
     struct rk_gate_outcome *outcome = training->outcome;
     struct rk_model *model = training->model;
@@ -122,7 +122,7 @@ static struct rk_status *gather(const struct training *training, rk_param_kind_t
     for (int64_t i = 0; !st && i < rk_model_num_params(model); i++) {
         const struct rk_param *param = rk_model_param_at(model, i);
 
-        st = rk_model_gather_param(model, i, kind, values + position);
+        st = rk_test_gather(model, i, kind, values + position);
         position += rk_param_num_elements(param);
         if (!training->is_first)
             continue;
@@ -145,23 +145,23 @@ static struct rk_status *train(struct training *training, int64_t num_micro_batc
     for (int step = 0; step < rk_gate_num_steps(training->test); step++) {
         struct rk_step_stats stats;
 
-        RK_TRY(rk_train_begin(model));
+        RK_TRY(rk_trainer_begin(rk_model_trainer(model)));
         training->micro->records = training->is_main && step == 0;
         /* The first step gathers the gradients of all ranks; in the others their reductions overlap the
          * pass. */
         work.is_last = step > 0;
-        RK_TRY(rk_train_micro_batches(model, &work));
+        RK_TRY(rk_trainer_micro_batches(rk_model_trainer(model), &work));
         if (training->test->mutation)
             leave_sum_out(model, training->test);
         if (step == 0)
-            RK_TRY(gather(training, RK_PARAM_GRADIENT, outcome->grads));
+            RK_TRY(gather(training, RK_TEST_GRADIENT, outcome->grads));
         if (training->test->mutation)
             return NULL;
-        RK_TRY(rk_train_step(model, &stats));
+        RK_TRY(rk_trainer_step(rk_model_trainer(model), &stats));
         if (training->is_first)
             outcome->grad_norm[step] = stats.grad_norm;
     }
-    return gather(training, RK_PARAM_VALUE, outcome->params);
+    return gather(training, RK_TEST_VALUE, outcome->params);
 }
 
 /* --- ranks --- */
@@ -234,7 +234,7 @@ static int run_case(const struct rk_test_model_spec *spec, const struct rk_gate_
     training->micro->dp_rank = coords->axis[RK_AXIS_DP];
     optim.bucket_elements = RK_MAX(layout->dp, 1) * RK_MAX(layout->cp, 1) > 1 ? BUCKET_ELEMENTS : 0;
     RK_RANK_OK(forward(training, num_micro_batches));
-    RK_RANK_OK(rk_train_enable(opened.model, &optim));
+    RK_RANK_OK(rk_test_enable_training(opened.model, &optim));
     RK_RANK_OK(train(training, num_micro_batches));
     if (!test->mutation) {
         RK_RANK_CHECK(rk_model_weight_version(opened.model) == (uint64_t)rk_gate_num_steps(test),

@@ -350,12 +350,12 @@ static struct rk_status *train(struct rk_model *model, const struct batch *batch
                                          .loss_fn = loss_fn,
                                          .user = &loss};
 
-    RK_TRY(rk_train_enable(model, &optim));
-    RK_TRY(rk_train_begin(model));
-    RK_TRY(rk_train_micro_batch(model, &micro));
+    RK_TRY(rk_test_enable_training(model, &optim));
+    RK_TRY(rk_trainer_begin(rk_model_trainer(model)));
+    RK_TRY(rk_trainer_micro_batch(rk_model_trainer(model), &micro));
     outcome->loss = loss.value;
     for (int64_t i = 0; i < rk_model_num_params(model); i++) {
-        RK_TRY(rk_model_gather_param(model, i, RK_PARAM_GRADIENT, outcome->grads + outcome->num_elements));
+        RK_TRY(rk_trainer_gather_grad(rk_model_trainer(model), i, outcome->grads + outcome->num_elements));
         outcome->num_elements += rk_param_num_elements(rk_model_param_at(model, i));
     }
     return NULL;

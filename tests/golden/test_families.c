@@ -272,7 +272,7 @@ static void assert_zeros(const double *values, int64_t count)
         assert_true(values[i] == 0);
 }
 
-static void check_params(const struct golden *golden, const char *prefix, rk_param_kind_t kind,
+static void check_params(const struct golden *golden, const char *prefix, rk_test_kind_t kind,
                          double tolerance)
 {
     struct rk_model *model = golden->test.model;
@@ -282,10 +282,10 @@ static void check_params(const struct golden *golden, const char *prefix, rk_par
         double *values = rk_calloc((size_t)(param->shape[0] * param->shape[1]), sizeof(double));
         char *name = rk_format("%s.%s", prefix, param->name);
 
-        assert_ok(rk_model_gather_param(model, i, kind, values));
+        assert_ok(rk_test_gather(model, i, kind, values));
         if (param->flags & RK_PARAM_WIDE)
             join_parts(values, rk_param_num_values(param));
-        if (kind == RK_PARAM_GRADIENT && (param->flags & RK_PARAM_FROZEN))
+        if (kind == RK_TEST_GRADIENT && (param->flags & RK_PARAM_FROZEN))
             assert_zeros(values, rk_param_num_values(param));
         else
             check(golden, name, values, tolerance);
@@ -304,8 +304,8 @@ static void run_micro_batch(const struct golden *golden, struct loss_state *stat
         .user = state,
     };
 
-    assert_ok(rk_train_begin(golden->test.model));
-    assert_ok(rk_train_micro_batch(golden->test.model, &micro));
+    assert_ok(rk_trainer_begin(rk_model_trainer(golden->test.model)));
+    assert_ok(rk_trainer_micro_batch(rk_model_trainer(golden->test.model), &micro));
 }
 
 /* Goal: the backward pass and the optimizer. Method: the loss, every gradient, then three AdamW steps with
@@ -321,7 +321,7 @@ static void test_step_three_times_matches_transformers(void **state)
 
         golden_init(&golden, &cases[i]);
         loss.golden = &golden;
-        assert_ok(rk_train_enable(golden.test.model, &optim));
+        assert_ok(rk_test_enable_training(golden.test.model, &optim));
         for (int step = 0; step < NUM_STEPS; step++) {
             struct rk_step_stats stats;
             char *prefix = rk_format("step%d", step + 1);
@@ -329,13 +329,13 @@ static void test_step_three_times_matches_transformers(void **state)
             run_micro_batch(&golden, &loss);
             if (step == 0) {
                 check(&golden, "loss", &loss.loss, tolerance_of(&golden, "log_probs"));
-                check_params(&golden, "grad", RK_PARAM_GRADIENT, tolerance_of(&golden, "grad"));
+                check_params(&golden, "grad", RK_TEST_GRADIENT, tolerance_of(&golden, "grad"));
             }
-            assert_ok(rk_train_step(golden.test.model, &stats));
+            assert_ok(rk_trainer_step(rk_model_trainer(golden.test.model), &stats));
             assert_false(stats.was_skipped);
             norms[step] = stats.grad_norm;
             if (cases[i].tolerance_steps > 0)
-                check_params(&golden, prefix, RK_PARAM_VALUE, cases[i].tolerance_steps);
+                check_params(&golden, prefix, RK_TEST_VALUE, cases[i].tolerance_steps);
             rk_free(prefix);
         }
         check_first(&golden, "grad_norms", norms, cases[i].tolerance_steps > 0 ? NUM_STEPS : 1,
@@ -435,7 +435,7 @@ static void add_gradient(struct squares *squares, const struct golden *golden, i
     double *expected = read_f64(golden, name, &count);
     double *values = rk_calloc((size_t)count, sizeof(double));
 
-    assert_ok(rk_model_gather_param(model, i, RK_PARAM_GRADIENT, values));
+    assert_ok(rk_trainer_gather_grad(rk_model_trainer(model), i, values));
     add_squares(squares, values, expected, count);
     rk_free(expected);
     rk_free(name);
@@ -449,7 +449,7 @@ static void check_sparse_gradients(const struct golden *golden)
     struct loss_state loss = {.golden = golden};
     struct squares squares = {0};
 
-    assert_ok(rk_train_enable(model, &optim));
+    assert_ok(rk_test_enable_training(model, &optim));
     run_micro_batch(golden, &loss);
     for (int64_t i = 0; i < rk_model_num_params(model); i++) {
         if (!(rk_model_param_at(model, i)->flags & RK_PARAM_FROZEN)) /* a correction bias */
@@ -495,8 +495,8 @@ static void assert_same_values(struct rk_model *a, struct rk_model *b)
         size_t count = (size_t)(param->shape[0] * param->shape[1]);
         double *values_a = rk_calloc(count, sizeof(double)), *values_b = rk_calloc(count, sizeof(double));
 
-        assert_ok(rk_model_gather_param(a, i, RK_PARAM_VALUE, values_a));
-        assert_ok(rk_model_gather_param(b, i, RK_PARAM_VALUE, values_b));
+        assert_ok(rk_model_gather_param(a, i, values_a));
+        assert_ok(rk_model_gather_param(b, i, values_b));
         assert_memory_equal(values_a, values_b, count * sizeof(double));
         rk_free(values_a);
         rk_free(values_b);

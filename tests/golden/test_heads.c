@@ -166,16 +166,16 @@ static void test_head_gradients_match_transformers(void **state)
                                        .user = &f};
 
         fixture_init(&f, &cases[i]);
-        assert_ok(rk_train_enable(f.test.model, &optim));
-        assert_ok(rk_train_begin(f.test.model));
-        assert_ok(rk_train_micro_batch(f.test.model, &micro));
+        assert_ok(rk_test_enable_training(f.test.model, &optim));
+        assert_ok(rk_trainer_begin(rk_model_trainer(f.test.model)));
+        assert_ok(rk_trainer_micro_batch(rk_model_trainer(f.test.model), &micro));
         check(&f, "loss", &f.loss);
         for (int64_t p = 0; p < rk_model_num_params(f.test.model); p++) {
             const struct rk_param *param = rk_model_param_at(f.test.model, p);
             double *grad = rk_calloc((size_t)(param->shape[0] * param->shape[1]), sizeof(double));
             char *name = rk_format("grad.%s", param->name);
 
-            assert_ok(rk_model_gather_param(f.test.model, p, RK_PARAM_GRADIENT, grad));
+            assert_ok(rk_trainer_gather_grad(rk_model_trainer(f.test.model), p, grad));
             if (rk_st_find(f.file, name)) /* sequence classification has no bias */
                 check(&f, name, grad);
             rk_free(name);
@@ -206,7 +206,7 @@ static double *gather(struct rk_model *model, const char *name)
 
     assert_true(i >= 0);
     values = rk_calloc((size_t)rk_param_num_elements(rk_model_param_at(model, i)), sizeof(double));
-    assert_ok(rk_model_gather_param(model, i, RK_PARAM_VALUE, values));
+    assert_ok(rk_model_gather_param(model, i, values));
     return values;
 }
 

@@ -80,12 +80,40 @@ struct rk_status *rk_test_model_open(struct rk_test_model *out, const struct rk_
 
 void rk_test_model_close(struct rk_test_model *test)
 {
+    if (test->model)
+        rk_trainer_destroy(rk_model_trainer(test->model));
     rk_model_destroy(test->model);
     rk_mesh_comms_destroy(test->comms);
     rk_mesh_destroy(test->mesh);
     rk_stream_destroy(test->own_stream);
     rk_device_close(test->own_device);
     *test = (struct rk_test_model){0};
+}
+
+struct rk_status *rk_test_enable_training(struct rk_model *model, const struct rk_optim_config *config)
+{
+    struct rk_trainer *trainer;
+
+    return rk_trainer_create(&trainer, model, config);
+}
+
+struct rk_status *rk_test_gather(struct rk_model *model, int64_t i, rk_test_kind_t kind, double *out)
+{
+    if (kind == RK_TEST_VALUE)
+        return rk_model_gather_param(model, i, out);
+    return rk_trainer_gather_grad(rk_model_trainer(model), i, out);
+}
+
+struct rk_status *rk_test_save(struct rk_model *model, const struct rk_checkpoint_save *save,
+                               struct rk_checkpoint_report *report)
+{
+    struct rk_saver *saver = rk_saver_create(model);
+    struct rk_status *st = rk_saver_save(saver, save, NULL, report);
+
+    if (!st && save->is_async)
+        st = rk_saver_wait(saver, true, NULL, report);
+    rk_saver_destroy(saver);
+    return st;
 }
 
 struct rk_optim_config rk_test_adamw(double lr, double weight_decay, double clip_grad)
@@ -128,8 +156,8 @@ struct rk_status *rk_test_train_pass(struct rk_model *model, const struct rk_pac
                                          .loss_fn = rk_test_weigh_tokens,
                                          .user = (void *)packed};
 
-    RK_TRY(rk_train_begin(model));
-    return rk_train_micro_batch(model, &micro);
+    RK_TRY(rk_trainer_begin(rk_model_trainer(model)));
+    return rk_trainer_micro_batch(rk_model_trainer(model), &micro);
 }
 
 struct mean_loss {
@@ -159,8 +187,8 @@ struct rk_status *rk_test_mean_pass(double *loss, struct rk_model *model, const 
                                          .loss_fn = mean_loss,
                                          .user = &mean};
 
-    RK_TRY(rk_train_begin(model));
-    RK_TRY(rk_train_micro_batch(model, &micro));
+    RK_TRY(rk_trainer_begin(rk_model_trainer(model)));
+    RK_TRY(rk_trainer_micro_batch(rk_model_trainer(model), &micro));
     *loss = mean.value;
     return NULL;
 }

@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+#include "engine/rk_checkpoint.h"
 #include "engine/rk_model.h"
 #include "engine/rk_train.h"
 
@@ -45,6 +46,17 @@ struct rk_test_model {
 struct rk_status *rk_test_model_open(struct rk_test_model *out,
                                      const struct rk_test_model_spec *spec) RK_NODISCARD;
 void rk_test_model_close(struct rk_test_model *test);
+/* Makes a trainer, which rk_test_model_close destroys: rk_model_trainer. */
+struct rk_status *rk_test_enable_training(struct rk_model *model,
+                                          const struct rk_optim_config *config) RK_NODISCARD;
+
+typedef enum rk_test_kind { RK_TEST_VALUE, RK_TEST_GRADIENT } rk_test_kind_t;
+/* rk_model_gather_param or rk_trainer_gather_grad. */
+struct rk_status *rk_test_gather(struct rk_model *model, int64_t i, rk_test_kind_t kind,
+                                 double *out) RK_NODISCARD;
+/* A save that is complete when it returns. */
+struct rk_status *rk_test_save(struct rk_model *model, const struct rk_checkpoint_save *save,
+                               struct rk_checkpoint_report *report) RK_NODISCARD;
 
 /* The score of a text by a model with the head "score", on one rank. */
 struct rk_status *rk_test_score(double *out, struct rk_test_model *test, const int32_t *ids,

@@ -44,8 +44,9 @@ static struct rk_status *build_all(struct rk_model_build *build)
 static void adopt(struct rk_role *role, struct rk_model_build *build)
 {
     role->model = build->model;
+    role->trainer = build->trainer;
+    role->saver = rk_saver_create(role->model);
     role->rollout = build->rollout;
-    role->is_training = build->is_training;
     role->weights = build->owner ? build->owner->weights : rk_weights_create(role);
     role->weights->are_missing |= build->lacks_weights;
     role->offload = build->owner ? build->owner->offload & RK_PART_PARAMETERS : build->desc.model.offload;
@@ -53,6 +54,7 @@ static void adopt(struct rk_role *role, struct rk_model_build *build)
     role->limits = build->desc.limits;
     role->layout = build->desc.model.layout;
     build->model = NULL;
+    build->trainer = NULL;
     build->rollout = NULL;
 }
 

@@ -8,7 +8,7 @@
 static struct rk_status *prepare(const struct rk_method_call *call, struct rk_optim_config *config)
 {
     RK_TRY(rk_update_check_role(call->role));
-    *config = rk_train_get_config(call->role->model);
+    *config = rk_trainer_get_config(call->role->trainer);
     return rk_optim_config_override(config, call->job->options);
 }
 
@@ -31,7 +31,7 @@ static struct rk_status *step(struct rk_method_call *call, const struct rk_optim
     if (stats.was_skipped)
         return RK_FAIL_REASON(RK_ABORTED, "NON_FINITE",
                               "gradients were inf or NaN; they were discarded and no weight has changed");
-    rk_train_advance_lr(call->role->model);
+    rk_trainer_advance_lr(call->role->trainer);
     if (rk_method_call_is_collector(call))
         report(call->job, &stats);
     return NULL;

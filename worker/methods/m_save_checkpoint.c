@@ -83,7 +83,7 @@ static struct rk_status *save(struct rk_method_call *call, const struct options 
         .is_async = options->is_async,
     };
 
-    return rk_model_save_checkpoint(call->role->model, &save, &call->hooks, report);
+    return rk_saver_save(call->role->saver, &save, &call->hooks, report);
 }
 
 struct rk_status *rk_m_save_checkpoint(struct rk_method_call *call)
@@ -98,7 +98,7 @@ struct rk_status *rk_m_save_checkpoint(struct rk_method_call *call)
     part_dir = rk_path_join(step_dir, options.name);
     st = rk_method_call_agree(call, rk_ckpt_check_target(part_dir));
     if (!st && options.check_only)
-        st = rk_model_prepare_checkpoint(call->role->model, options.contents);
+        st = rk_saver_prepare(call->role->saver, options.contents);
     else if (!st)
         st = save(call, &options, part_dir, &report);
     if (st || options.check_only)

@@ -220,7 +220,6 @@ static struct rk_status *read_training(struct rk_model_build *build)
         return NULL;
     RK_TRY(read_tokens(&limits->train_tokens, build, "ppo_max_token_len_per_gpu"));
     RK_TRY(read_optim(&build->optim, options));
-    build->is_training = true;
     build->desc.optim = &build->optim;
     return NULL;
 }
@@ -426,8 +425,8 @@ static struct rk_status *make_model(struct rk_model_build *build)
     if (build->owner)
         return rk_model_create_shared(&build->model, build->owner->model);
     RK_TRY(rk_model_create(&build->model, &build->desc.model));
-    if (build->is_training)
-        RK_TRY(rk_train_enable(build->model, &build->optim));
+    if (build->desc.optim)
+        RK_TRY(rk_trainer_create(&build->trainer, build->model, build->desc.optim));
     return NULL;
 }
 
@@ -465,6 +464,7 @@ struct rk_status *rk_model_build_fill(struct rk_model_build *build)
 void rk_model_build_fini(struct rk_model_build *build)
 {
     rk_rollout_destroy(build->rollout);
+    rk_trainer_destroy(build->trainer);
     rk_model_destroy(build->model);
     rk_json_free(build->hf_config);
     rk_json_free(build->owner_options);

@@ -19,8 +19,7 @@ struct rk_model_build {
     bool plan_only;
     bool lacks_weights;            /* update_weights provides them */
     struct rk_json *owner_options; /* owned; of the owner's next init_model, with plan_only; NULL: none */
-    struct rk_optim_config optim;  /* with is_training */
-    bool is_training;
+    struct rk_optim_config optim;  /* used if desc.optim is set */
     struct rk_rollout_config rollout_config; /* for roles that generate */
     struct rk_init_knobs init;
     int64_t bucket_bytes; /* of update_weights */
@@ -32,6 +31,7 @@ struct rk_model_build {
     uint64_t sums_bytes;        /* with plan_only: of ordered sums, counted for this role */
     /* Owned until they become the role's. */
     struct rk_model *model;
+    struct rk_trainer *trainer;
     struct rk_rollout *rollout;
 };
 

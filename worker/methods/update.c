@@ -130,7 +130,7 @@ static int64_t count_first_pass(const struct rk_plan *plan, int64_t num_rows)
 
 struct rk_status *rk_update_check_role(const struct rk_role *role)
 {
-    if (role->is_training)
+    if (role->trainer)
         return NULL;
     return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
                           "role '%s' has no optimizer: it was made with megatron.forward_only, or its other "
@@ -300,7 +300,7 @@ struct rk_status *rk_update_step(struct rk_method_call *call, const struct rk_op
     struct rk_status *st;
 
     *stats = (struct rk_step_stats){0};
-    st = rk_train_step_with(call->role->model, config, stats);
+    st = rk_trainer_step_with(call->role->trainer, config, stats);
     if (st && stats->has_begun)
         call->role->weights->is_suspect = true;
     return st;
@@ -308,7 +308,7 @@ struct rk_status *rk_update_step(struct rk_method_call *call, const struct rk_op
 
 static struct rk_status *run_step(struct update *u)
 {
-    struct rk_optim_config config = rk_train_get_config(u->call->role->model);
+    struct rk_optim_config config = rk_trainer_get_config(u->call->role->trainer);
     struct rk_step_stats stats;
 
     RK_TRY(rk_update_step(u->call, &config, &stats));
@@ -330,11 +330,11 @@ static struct rk_status *run_micro_batches(struct update *u, int64_t i)
     /* Stages reach a micro-batch at different times: within a schedule the engine checks for a cancel. */
     if (u->is_pipeline)
         RK_TRY(rk_method_call_check_cancel(u->call));
-    RK_TRY(rk_train_micro_batches(u->call->role->model,
-                                  &(struct rk_train_work){.count = u->mini->num_micro,
-                                                          .is_last = !u->kind->only_accumulates,
-                                                          .bind = bind_micro_batch,
-                                                          .user = u}));
+    RK_TRY(rk_trainer_micro_batches(u->call->role->trainer,
+                                    &(struct rk_train_work){.count = u->mini->num_micro,
+                                                            .is_last = !u->kind->only_accumulates,
+                                                            .bind = bind_micro_batch,
+                                                            .user = u}));
     return NULL;
 }
 
@@ -357,7 +357,7 @@ static struct rk_status *run_mini_batch(struct update *u, int64_t i)
         u->num_empty++;
         return NULL;
     }
-    RK_TRY(rk_train_begin(u->call->role->model));
+    RK_TRY(rk_trainer_begin(u->call->role->trainer));
     RK_TRY(run_micro_batches(u, i));
     RK_TRY(count_kept(u));
     return run_step(u);
@@ -367,7 +367,7 @@ static struct rk_status *run_steps(struct update *u)
 {
     for (int64_t i = 0; i < u->call->job->plan.num_mini; i++)
         RK_TRY(run_mini_batch(u, i));
-    rk_train_advance_lr(u->call->role->model);
+    rk_trainer_advance_lr(u->call->role->trainer);
     return NULL;
 }
 
@@ -377,7 +377,7 @@ static struct rk_status *accumulate(struct update *u)
     struct rk_role *role = u->call->role;
 
     if (!role->has_gradients)
-        RK_TRY(rk_train_begin(role->model));
+        RK_TRY(rk_trainer_begin(role->trainer));
     role->has_gradients = false;
     RK_TRY(run_micro_batches(u, 0));
     role->has_gradients = true;
@@ -458,7 +458,7 @@ static void report(const struct update *u)
     if (num_applied > 0.0)
         add_metric(u, "grad_norm", u->grad_norm_sum / num_applied, "mean");
     rk_router_metrics_report(&u->routers, u->call->job, u->kind->prefix);
-    add_metric(u, "lr", rk_train_get_lr(u->call->role->model), "last"); /* of the next call, as in verl */
+    add_metric(u, "lr", rk_trainer_get_lr(u->call->role->trainer), "last"); /* of the next call, as in verl */
     add_metric(u, "skipped_steps", (double)u->num_skipped, "max");
     add_metric(u, "empty_steps", (double)u->num_empty, "max");
 }

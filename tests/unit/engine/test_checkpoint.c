@@ -14,7 +14,7 @@
 #include "base/format/rk_ckpt_dir.h"
 #include "base/format/rk_safetensors.h"
 #include "base/rk_str.h"
-#include "engine/ckpt/state_internal.h"
+#include "engine/ckpt/saver_internal.h"
 #include "tests/support/models.h"
 
 #define CONFIG_OF(theta)                                                                                    \
@@ -43,9 +43,9 @@ static void train(struct rk_model *model, int num_steps)
     }
     for (int step = 0; step < num_steps; step++) {
         assert_ok(rk_test_mean_pass(&loss, model, &packed));
-        assert_ok(rk_train_step(model, &stats));
+        assert_ok(rk_trainer_step(rk_model_trainer(model), &stats));
         assert_false(stats.was_skipped);
-        rk_train_advance_lr(model);
+        rk_trainer_advance_lr(rk_model_trainer(model));
     }
 }
 
@@ -60,7 +60,7 @@ static void open_training(struct rk_test_model *test, uint64_t seed, rk_dtype_t 
     struct rk_optim_config optim = rk_test_adamw(1e-2, 0.1, 1);
 
     open_plain(test, CONFIG, seed, dtype);
-    assert_ok(rk_train_enable(test->model, &optim));
+    assert_ok(rk_test_enable_training(test->model, &optim));
 }
 
 /* A directory for one test, "DIR/global_step_N/actor" in it; rk_free both. */
@@ -84,28 +84,38 @@ static char *part_of(const char *dir, int64_t step)
     return part;
 }
 
-static struct rk_status *save_as(struct rk_model *model, const char *dir, int64_t step, uint32_t contents,
+static struct rk_status *save_as(struct rk_saver *saver, const char *dir, int64_t step, uint32_t contents,
                                  bool is_async)
 {
     char *part = part_of(dir, step);
     struct rk_checkpoint_save save = {
         .part_dir = part, .role = "actor", .global_step = step, .contents = contents, .is_async = is_async};
     struct rk_checkpoint_report report;
-    struct rk_status *st = rk_model_save_checkpoint(model, &save, NULL, &report);
+    struct rk_status *st = rk_saver_save(saver, &save, NULL, &report);
 
     if (!st) {
         assert_int_equal(report.state, is_async ? RK_CHECKPOINT_WRITING : RK_CHECKPOINT_DONE);
         assert_int_equal(report.global_step, step);
         assert_string_equal(report.part_dir, part);
-        assert_true(is_async || report.bytes >= rk_model_checkpoint_bytes(model, contents));
+        assert_true(is_async || report.bytes >= rk_model_checkpoint_bytes(saver->model, contents));
     }
     rk_free(part);
     return st;
 }
 
+/* A synchronous save of `contents`. */
+static struct rk_status *save_now(struct rk_model *model, const char *dir, int64_t step, uint32_t contents)
+{
+    struct rk_saver *saver = rk_saver_create(model);
+    struct rk_status *st = save_as(saver, dir, step, contents, false);
+
+    rk_saver_destroy(saver);
+    return st;
+}
+
 static struct rk_status *save(struct rk_model *model, const char *dir, int64_t step)
 {
-    return save_as(model, dir, step, ALL, false);
+    return save_now(model, dir, step, ALL);
 }
 
 static struct rk_status *load_as(struct rk_model *model, const char *dir, int64_t step, uint32_t contents,
@@ -146,17 +156,17 @@ static void *copy_of(const void *data, size_t bytes)
 
 static void image_take(struct image *image, const struct rk_model *model)
 {
-    const struct rk_train *state = model->train;
+    const struct rk_trainer *trainer = model->trainer;
 
     *image = (struct image){.weight_version = model->core->weight_version,
-                            .applied_steps = state->applied_steps,
-                            .lr_steps = state->lr_steps};
+                            .applied_steps = trainer->applied_steps,
+                            .lr_steps = trainer->lr_steps};
     image->value_bytes = (size_t)model->core->params.num_elements * rk_dtype_bytes(model->core->dtype);
-    image->shard_bytes = (size_t)state->shard_count * rk_dtype_bytes(state->grad_dtype);
+    image->shard_bytes = (size_t)trainer->shard_count * rk_dtype_bytes(trainer->grad_dtype);
     image->values = copy_of(model->core->values, image->value_bytes);
-    image->masters = copy_of(state->masters, image->shard_bytes);
+    image->masters = copy_of(trainer->masters, image->shard_bytes);
     for (int s = 0; s < 2; s++)
-        image->states[s] = copy_of(state->states[s], image->shard_bytes);
+        image->states[s] = copy_of(trainer->states[s], image->shard_bytes);
 }
 
 static void image_fini(struct image *image)
@@ -169,15 +179,15 @@ static void image_fini(struct image *image)
 
 static bool is_same(const struct image *image, const struct rk_model *model)
 {
-    const struct rk_train *state = model->train;
+    const struct rk_trainer *trainer = model->trainer;
     bool same = memcmp(image->values, model->core->values, image->value_bytes) == 0 &&
                 image->weight_version == model->core->weight_version &&
-                image->applied_steps == state->applied_steps && image->lr_steps == state->lr_steps;
+                image->applied_steps == trainer->applied_steps && image->lr_steps == trainer->lr_steps;
 
     if (image->masters)
-        same = same && memcmp(image->masters, state->masters, image->shard_bytes) == 0;
+        same = same && memcmp(image->masters, trainer->masters, image->shard_bytes) == 0;
     for (int s = 0; s < 2; s++)
-        same = same && memcmp(image->states[s], state->states[s], image->shard_bytes) == 0;
+        same = same && memcmp(image->states[s], trainer->states[s], image->shard_bytes) == 0;
     return same;
 }
 
@@ -233,7 +243,7 @@ static void test_model_alone_gives_masters_and_zero_moments(void **state)
     train(first.model, 3);
     train(second.model, 2);
     image_take(&image, first.model);
-    assert_ok(save_as(first.model, dir, 1, RK_CHECKPOINT_MODEL, false));
+    assert_ok(save_now(first.model, dir, 1, RK_CHECKPOINT_MODEL));
     assert_message_contains(load_as(second.model, dir, 1, ALL, &loaded), "'optimizer' is not in");
     assert_ok(load_as(second.model, dir, 1, 0, &loaded));
     assert_int_equal(loaded.contents, RK_CHECKPOINT_MODEL);
@@ -266,12 +276,12 @@ static void test_models_that_train_and_others_read_each_other(void **state)
     assert_memory_equal(other.model->core->values, trains.model->core->values, bytes);
     assert_code(load_as(other.model, dir, 1, ALL, &loaded), RK_FAILED_PRECONDITION);
     assert_code(save(other.model, dir, 2), RK_FAILED_PRECONDITION);
-    assert_ok(save_as(other.model, dir, 2, RK_CHECKPOINT_MODEL, false));
+    assert_ok(save_now(other.model, dir, 2, RK_CHECKPOINT_MODEL));
     train(trains.model, 1);
     assert_ok(load(trains.model, dir, 2));
     assert_memory_equal(trains.model->core->values, other.model->core->values, bytes);
-    for (int64_t i = 0; i < trains.model->train->shard_count; i++)
-        assert_int_equal(rk_f32_to_bf16(((float *)trains.model->train->masters)[i]),
+    for (int64_t i = 0; i < trains.model->trainer->shard_count; i++)
+        assert_int_equal(rk_f32_to_bf16(((float *)trains.model->trainer->masters)[i]),
                          ((uint16_t *)other.model->core->values)[i]);
     rk_test_model_close(&trains);
     rk_test_model_close(&other);
@@ -288,7 +298,7 @@ static void test_hf_model_is_exported_next_to_the_state(void **state)
     open_training(&first, 3, RK_DTYPE_F32);
     open_plain(&second, CONFIG, 4, RK_DTYPE_F32);
     train(first.model, 1);
-    assert_ok(save_as(first.model, dir, 1, ALL | RK_CHECKPOINT_HF_MODEL, false));
+    assert_ok(save_now(first.model, dir, 1, ALL | RK_CHECKPOINT_HF_MODEL));
     assert_ok(rk_model_load_hf(second.model, hf, NULL));
     assert_memory_equal(second.model->core->values, first.model->core->values,
                         (size_t)first.model->core->params.num_elements * sizeof(float));
@@ -334,14 +344,14 @@ static void test_gradients_of_the_last_step_are_written(void **state)
     open_training(&second, 4, RK_DTYPE_BF16);
     train(first.model, 2);
     image_take(&image, first.model);
-    assert_ok(save_as(first.model, dir, 1, ALL | RK_CHECKPOINT_GRADIENTS, false));
+    assert_ok(save_now(first.model, dir, 1, ALL | RK_CHECKPOINT_GRADIENTS));
     assert_ok(rk_st_open(&file, shard));
     for (int64_t i = 0; i < rk_model_num_params(first.model); i++) {
         const struct rk_param *param = rk_model_param_at(first.model, i);
         double *gathered = rk_calloc((size_t)rk_param_num_elements(param), sizeof(*gathered));
         double *stored = read_gradient(file, param);
 
-        assert_ok(rk_model_gather_param(first.model, i, RK_PARAM_GRADIENT, gathered));
+        assert_ok(rk_trainer_gather_grad(rk_model_trainer(first.model), i, gathered));
         assert_memory_equal(stored, gathered, (size_t)rk_param_num_elements(param) * sizeof(double));
         rk_free(stored);
         rk_free(gathered);
@@ -370,7 +380,7 @@ static void test_gradients_without_a_step_are_refused(void **state)
     assert_code(rk_model_check_contents(trains.model, RK_CHECKPOINT_GRADIENTS), RK_FAILED_PRECONDITION);
     train(trains.model, 1);
     assert_ok(rk_model_check_contents(trains.model, RK_CHECKPOINT_GRADIENTS));
-    assert_ok(rk_train_begin(trains.model));
+    assert_ok(rk_trainer_begin(rk_model_trainer(trains.model)));
     assert_message_contains(rk_model_check_contents(trains.model, RK_CHECKPOINT_GRADIENTS),
                             "contents: gradients: ");
     rk_test_model_close(&trains);
@@ -382,6 +392,7 @@ static void test_gradients_without_a_step_are_refused(void **state)
 /* Goal: training continues while the file is written, and the file has the state at the time of the call. */
 static void test_async_save_has_the_state_of_the_call(void **state)
 {
+    struct rk_saver *saver;
     struct rk_test_model first, second;
     struct rk_checkpoint_report report;
     struct image image;
@@ -389,25 +400,27 @@ static void test_async_save_has_the_state_of_the_call(void **state)
 
     (void)state;
     open_training(&first, 3, RK_DTYPE_BF16);
+    saver = rk_saver_create(first.model);
     open_training(&second, 4, RK_DTYPE_BF16);
     train(first.model, 2);
     image_take(&image, first.model);
     setenv("RANKD_FAULTS", "file.sync=sleep:300ms", 1);
-    assert_ok(save_as(first.model, dir, 5, ALL, true));
-    assert_ok(rk_model_wait_checkpoint(first.model, false, NULL, &report));
+    assert_ok(save_as(saver, dir, 5, ALL, true));
+    assert_ok(rk_saver_wait(saver, false, NULL, &report));
     assert_int_equal(report.state, RK_CHECKPOINT_WRITING);
     train(first.model, 2);
     assert_false(is_same(&image, first.model));
     assert_code(load(second.model, dir, 5), RK_NOT_FOUND);
-    assert_ok(rk_model_wait_checkpoint(first.model, true, NULL, &report));
+    assert_ok(rk_saver_wait(saver, true, NULL, &report));
     unsetenv("RANKD_FAULTS");
     assert_int_equal(report.state, RK_CHECKPOINT_DONE);
     assert_true(report.copy_seconds < 0.2 && report.seconds >= 0.3);
-    assert_ok(rk_model_wait_checkpoint(first.model, true, NULL, &report));
+    assert_ok(rk_saver_wait(saver, true, NULL, &report));
     assert_int_equal(report.state, RK_CHECKPOINT_NONE);
     assert_ok(load(second.model, dir, 5));
     assert_true(is_same(&image, second.model));
     image_fini(&image);
+    rk_saver_destroy(saver);
     rk_test_model_close(&first);
     rk_test_model_close(&second);
     rk_free(dir);
@@ -417,17 +430,20 @@ static void test_async_save_has_the_state_of_the_call(void **state)
 static void test_second_save_finishes_the_first(void **state)
 {
     struct rk_checkpoint_report report;
+    struct rk_saver *saver;
     struct rk_test_model test;
     char *dir = new_dir();
 
     (void)state;
     open_training(&test, 3, RK_DTYPE_F32);
-    assert_ok(save_as(test.model, dir, 1, ALL, true));
-    assert_ok(save_as(test.model, dir, 2, ALL, true));
+    saver = rk_saver_create(test.model);
+    assert_ok(save_as(saver, dir, 1, ALL, true));
+    assert_ok(save_as(saver, dir, 2, ALL, true));
     assert_ok(rk_ckpt_check_step(dir, 1, only_actor, RK_CKPT_CHECK_CHECKSUMS));
-    assert_ok(rk_model_wait_checkpoint(test.model, true, NULL, &report));
+    assert_ok(rk_saver_wait(saver, true, NULL, &report));
     setenv("RANKD_FAULTS", "file.write=sleep:100ms", 1);
-    assert_ok(save_as(test.model, dir, 3, ALL, true));
+    assert_ok(save_as(saver, dir, 3, ALL, true));
+    rk_saver_destroy(saver);
     rk_test_model_close(&test);
     unsetenv("RANKD_FAULTS");
     assert_ok(rk_ckpt_check_step(dir, 2, only_actor, RK_CKPT_CHECK_CHECKSUMS));
@@ -438,12 +454,14 @@ static void test_second_save_finishes_the_first(void **state)
 /* Goal: without host memory for the copy the save reads from the device and writes the same file. */
 static void test_save_without_host_memory_is_the_same(void **state)
 {
+    struct rk_saver *saver;
     struct rk_test_model test;
     char *dir = new_dir(), *paths[2], *texts[2];
     size_t bytes[2];
 
     (void)state;
     open_training(&test, 3, RK_DTYPE_BF16);
+    saver = rk_saver_create(test.model);
     train(test.model, 1);
     assert_int_equal(rk_model_get_memory(test.model).checkpoint_host_bytes, 0);
     for (int i = 0; i < 2; i++) {
@@ -453,9 +471,9 @@ static void test_save_without_host_memory_is_the_same(void **state)
             .part_dir = part, .role = "actor", .contents = ALL, .is_async = true};
 
         setenv("RANKD_FAULTS", i == 0 ? "ckpt.snapshot=fail" : "", 1);
-        assert_ok(rk_model_save_checkpoint(test.model, &all, NULL, &report));
+        assert_ok(rk_saver_save(saver, &all, NULL, &report));
         assert_int_equal(report.state, RK_CHECKPOINT_WRITING);
-        assert_ok(rk_model_wait_checkpoint(test.model, i == 1, NULL, &report));
+        assert_ok(rk_saver_wait(saver, i == 1, NULL, &report));
         assert_int_equal(report.state, RK_CHECKPOINT_DONE);
         paths[i] = rk_path_join(part, SHARD);
         texts[i] = rk_test_read_file(paths[i], &bytes[i]);
@@ -469,6 +487,7 @@ static void test_save_without_host_memory_is_the_same(void **state)
         rk_free(paths[i]);
         rk_free(texts[i]);
     }
+    rk_saver_destroy(saver);
     rk_test_model_close(&test);
     rk_free(dir);
 }
@@ -484,6 +503,7 @@ static void test_cancelled_save_and_load_leave_all_as_it_was(void **state)
     struct rk_engine_hooks hooks = {.is_cancelled = always};
     struct rk_checkpoint_loaded loaded;
     struct rk_checkpoint_report report;
+    struct rk_saver *saver;
     struct rk_test_model test;
     struct image image;
     char *dir = new_dir(), *part = part_of(dir, 1), *step_dir = rk_ckpt_step_dir(dir, 1);
@@ -491,8 +511,9 @@ static void test_cancelled_save_and_load_leave_all_as_it_was(void **state)
 
     (void)state;
     open_training(&test, 3, RK_DTYPE_F32);
+    saver = rk_saver_create(test.model);
     setenv("RANKD_FAULTS", "file.write=sleep:50ms", 1);
-    assert_code(rk_model_save_checkpoint(test.model, &all, &hooks, &report), RK_CANCELLED);
+    assert_code(rk_saver_save(saver, &all, &hooks, &report), RK_CANCELLED);
     unsetenv("RANKD_FAULTS");
     assert_int_equal(rk_test_count_entries(step_dir), 0);
     assert_ok(save(test.model, dir, 1));
@@ -502,6 +523,7 @@ static void test_cancelled_save_and_load_leave_all_as_it_was(void **state)
     assert_false(loaded.is_mixed);
     assert_true(is_same(&image, test.model));
     image_fini(&image);
+    rk_saver_destroy(saver);
     rk_test_model_close(&test);
     rk_free(step_dir);
     rk_free(part);
@@ -529,11 +551,13 @@ static void test_failed_save_leaves_nothing(void **state)
     static const char *const points[] = {"file.write", "file.sync",     "file.rename", "file.sync_dir",
                                          "ckpt.save",  "ckpt.manifest", "ckpt.rename"};
     char *dir = new_dir(), *step_dir = rk_ckpt_step_dir(dir, 2);
+    struct rk_saver *saver;
     struct rk_test_model test;
     int num_failures = 0;
 
     (void)state;
     open_training(&test, 3, RK_DTYPE_BF16);
+    saver = rk_saver_create(test.model);
     assert_ok(save(test.model, dir, 1));
     for (size_t i = 0; i < RK_ARRAY_LEN(points); i++) {
         struct rk_status *st = NULL;
@@ -545,11 +569,11 @@ static void test_failed_save_leaves_nothing(void **state)
 
             rk_status_free(st);
             setenv("RANKD_FAULTS", faults, 1);
-            st = save_as(test.model, dir, 2, ALL, hit % 2);
+            st = save_as(saver, dir, 2, ALL, hit % 2);
             if (!st && hit % 2) {
                 struct rk_checkpoint_report report;
 
-                st = rk_model_wait_checkpoint(test.model, true, NULL, &report);
+                st = rk_saver_wait(saver, true, NULL, &report);
             }
             unsetenv("RANKD_FAULTS");
             assert_ok(rk_ckpt_find_latest(&found, dir, only_actor, RK_CKPT_CHECK_CHECKSUMS));
@@ -566,6 +590,7 @@ static void test_failed_save_leaves_nothing(void **state)
     assert_true(num_failures >= 15);
     train(test.model, 1);
     assert_ok(save(test.model, dir, 3));
+    rk_saver_destroy(saver);
     rk_test_model_close(&test);
     rk_free(step_dir);
     rk_free(dir);
@@ -745,7 +770,7 @@ static void test_other_models_are_refused(void **state)
     assert_fails(load(other.model, dir, 1), RK_INVALID_ARGUMENT,
                  "rope_theta is 10000.0 in the checkpoint and 20000.0 in the model");
     open_plain(&wide, CONFIG, 4, RK_DTYPE_F64);
-    assert_ok(rk_train_enable(wide.model, &optim));
+    assert_ok(rk_test_enable_training(wide.model, &optim));
     assert_fails(load(wide.model, dir, 1), RK_INVALID_ARGUMENT, "float32");
     assert_ok(load_as(wide.model, dir, 1, RK_CHECKPOINT_MODEL, &loaded)); /* weights are converted */
     for (int64_t i = 0; i < wide.model->core->params.num_elements; i++)
@@ -795,7 +820,7 @@ static void test_non_finite_numbers_are_refused(void **state)
         if (i == 0)
             ((float *)test.model->core->values)[3] = NAN;
         else
-            ((float *)test.model->train->states[0])[3] = INFINITY;
+            ((float *)test.model->trainer->states[0])[3] = INFINITY;
         assert_ok(save(test.model, dir, 1));
         st = load_as(other.model, dir, 1, 0, &loaded);
         assert_string_equal(rk_status_reason(st), "NON_FINITE");

@@ -148,10 +148,10 @@ static struct rk_status *train_step(struct rk_model *model, int32_t dp_rank, int
         }
         cu_seqlens[++packed.num_seqs] = (int32_t)packed.num_tokens;
     }
-    RK_TRY(rk_train_begin(model));
-    RK_TRY(rk_train_micro_batch(model, &micro));
-    RK_TRY(rk_train_step(model, &stats));
-    rk_train_advance_lr(model);
+    RK_TRY(rk_trainer_begin(rk_model_trainer(model)));
+    RK_TRY(rk_trainer_micro_batch(rk_model_trainer(model), &micro));
+    RK_TRY(rk_trainer_step(rk_model_trainer(model), &stats));
+    rk_trainer_advance_lr(rk_model_trainer(model));
     return NULL;
 }
 
@@ -169,12 +169,12 @@ static int64_t global_element(const struct rk_param *param, const struct rk_plac
  * used. */
 static struct rk_status *dump_shard(const struct rk_model *model, int kind, double *out)
 {
-    const struct rk_train *train = model->train;
-    bool is_sharded = kind > 0 || train->masters;
-    const void *on_device = kind > 0     ? train->states[kind - 1]
-                            : is_sharded ? train->masters
+    const struct rk_trainer *trainer = model->trainer;
+    bool is_sharded = kind > 0 || trainer->masters;
+    const void *on_device = kind > 0     ? trainer->states[kind - 1]
+                            : is_sharded ? trainer->masters
                                          : model->core->values;
-    size_t bytes = (size_t)(is_sharded ? train->shard_count : train->num_elements) * sizeof(float);
+    size_t bytes = (size_t)(is_sharded ? trainer->shard_count : trainer->num_elements) * sizeof(float);
     float *buffer = rk_malloc(bytes);
     struct rk_status *st = rk_stream_copy(model->core->stream, buffer, on_device, bytes, RK_COPY_D2H);
     int64_t begin = 0;
@@ -186,7 +186,7 @@ static struct rk_status *dump_shard(const struct rk_model *model, int kind, doub
         int64_t end = placement->offset + rk_placement_num_elements(placement);
         struct rk_shard_run run = {0};
 
-        while (placement->is_counted && rk_shards_next_run(&train->shards, placement->offset, end, &run)) {
+        while (placement->is_counted && rk_shards_next_run(&trainer->shards, placement->offset, end, &run)) {
             for (int64_t e = 0; e < run.count; e++) {
                 int64_t at = global_element(param, placement, run.begin - placement->offset + e);
 
@@ -203,7 +203,7 @@ static struct rk_status *dump_shard(const struct rk_model *model, int kind, doub
 static struct rk_status *dump_values(struct rk_model *model, double *out)
 {
     for (int64_t i = 0; i < rk_model_num_params(model); i++) {
-        RK_TRY(rk_model_gather_param(model, i, RK_PARAM_VALUE, out));
+        RK_TRY(rk_model_gather_param(model, i, out));
         out += rk_param_num_elements(rk_model_param_at(model, i));
     }
     return NULL;
@@ -216,8 +216,8 @@ static struct rk_status *dump_all(struct rk_model *model, struct outcome *outcom
 
     for (int kind = 0; !st && kind < NUM_KINDS; kind++)
         st = dump_shard(model, kind, outcome->state[kind]);
-    outcome->applied_steps = model->train->applied_steps;
-    outcome->lr_steps = model->train->lr_steps;
+    outcome->applied_steps = model->trainer->applied_steps;
+    outcome->lr_steps = model->trainer->lr_steps;
     outcome->weight_version = rk_model_weight_version(model);
     if (!st)
         st = dump_values(model, records ? outcome->values : scratch);
@@ -243,9 +243,7 @@ static struct rk_status *save_or_load(struct rk_model *model, const struct run *
         return rk_model_load_checkpoint(model, run->part_dir, 0, NULL, &loaded);
     if (run->faults && rank == run->fault_rank)
         setenv("RANKD_FAULTS", run->faults, 1);
-    st = rk_model_save_checkpoint(model, &save, NULL, &report);
-    if (!st)
-        st = rk_model_wait_checkpoint(model, true, NULL, &report);
+    st = rk_test_save(model, &save, &report);
     unsetenv("RANKD_FAULTS");
     return st;
 }
@@ -259,7 +257,7 @@ static int run_model(const struct run *run, struct rk_test_model *test, int32_t 
     struct rk_status *st;
 
     optim.bucket_elements = run->layout.bucket_elements;
-    RK_RANK_OK(rk_train_enable(test->model, &optim));
+    RK_RANK_OK(rk_test_enable_training(test->model, &optim));
     for (int step = 0; step < (run->loads ? 1 : 3); step++)
         RK_RANK_OK(train_step(test->model, dp_rank, run->layout.dp));
     st = save_or_load(test->model, run, rank);
@@ -435,7 +433,7 @@ static int killed_main(int32_t rank, int32_t num_ranks, void *user)
     RK_RANK_OK(rk_test_world_create(&world, run->rendezvous, rank, num_ranks, "unix", NULL));
     spec.world = world;
     RK_RANK_OK(rk_test_model_open(&test, &spec));
-    RK_RANK_OK(rk_train_enable(test.model, &optim));
+    RK_RANK_OK(rk_test_enable_training(test.model, &optim));
     rk_status_free(save_or_load(test.model, run, rank));
     rk_test_model_close(&test);
     rk_comm_world_destroy(world);

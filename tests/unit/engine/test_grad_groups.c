@@ -94,7 +94,7 @@ static struct rk_status *open_model(struct rk_test_model *test, const struct lay
     experts_have = in_experts;
     st = rk_test_model_open(test, &spec);
     experts_have = NULL;
-    return rk_status_first(st, st ? NULL : rk_train_enable(test->model, &optim));
+    return rk_status_first(st, st ? NULL : rk_test_enable_training(test->model, &optim));
 }
 
 static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
@@ -125,23 +125,24 @@ static struct rk_status *micro_batch(struct rk_model *model, int32_t index, bool
         }
         cu_seqlens[++packed.num_seqs] = (int32_t)packed.num_tokens;
     }
-    return rk_train_micro_batch(model, &(struct rk_train_micro){.packed = &packed,
-                                                                .temperature = 1,
-                                                                .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
-                                                                .is_last = is_last,
-                                                                .loss_fn = loss_fn,
-                                                                .user = &packed});
+    return rk_trainer_micro_batch(rk_model_trainer(model),
+                                  &(struct rk_train_micro){.packed = &packed,
+                                                           .temperature = 1,
+                                                           .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
+                                                           .is_last = is_last,
+                                                           .loss_fn = loss_fn,
+                                                           .user = &packed});
 }
 
 static struct rk_status *train_step(struct rk_model *model, int32_t step, double *grad_norm)
 {
     struct rk_step_stats stats;
 
-    RK_TRY(rk_train_begin(model));
+    RK_TRY(rk_trainer_begin(rk_model_trainer(model)));
     for (int32_t m = 0; m < NUM_MICRO; m++)
         RK_TRY(micro_batch(model, NUM_MICRO * step + m, m == NUM_MICRO - 1));
-    RK_TRY(rk_train_step(model, &stats));
-    rk_train_advance_lr(model);
+    RK_TRY(rk_trainer_step(rk_model_trainer(model), &stats));
+    rk_trainer_advance_lr(rk_model_trainer(model));
     *grad_norm = stats.grad_norm;
     return NULL;
 }
@@ -151,7 +152,7 @@ static struct rk_status *gather(struct rk_model *model, double *out, int64_t *co
 {
     *count = 0;
     for (int64_t i = 0; i < rk_model_num_params(model); i++) {
-        RK_TRY(rk_model_gather_param(model, i, RK_PARAM_VALUE, out + *count));
+        RK_TRY(rk_model_gather_param(model, i, out + *count));
         *count += rk_param_num_elements(rk_model_param_at(model, i));
     }
     return NULL;
@@ -160,12 +161,12 @@ static struct rk_status *gather(struct rk_model *model, double *out, int64_t *co
 /* The group exists with its own ranks and has the parameters selected by name. */
 static int check_group(const struct rk_model *model, const struct layout_case *row)
 {
-    const struct rk_shard_map *shards = &model->train->shards.of[RK_GRAD_EXPERT];
+    const struct rk_shard_map *shards = &model->trainer->shards.of[RK_GRAD_EXPERT];
     int64_t num_held = 0;
 
     RK_RANK_CHECK(shards->num_elements > 0, "no element");
     RK_RANK_CHECK(shards->num_shards == row->edp, "%d ranks", shards->num_shards);
-    RK_RANK_CHECK(model->train->groups[RK_GRAD_EXPERT].segments.count > 0, "no segment");
+    RK_RANK_CHECK(model->trainer->groups[RK_GRAD_EXPERT].segments.count > 0, "no segment");
     for (int64_t i = 0; i < rk_model_num_params(model); i++) {
         bool is_expert = strstr(rk_model_param_at(model, i)->name, row->in_name) != NULL;
 
@@ -308,7 +309,7 @@ static int save_and_go_on(struct rk_comm_world *world, void *user)
     RK_RANK_OK(open_model(&test, saving->row, world, saving->row->in_name, CLIP_GRAD));
     for (int32_t step = 0; step < 2; step++)
         RK_RANK_OK(train_step(test.model, step, &norm));
-    RK_RANK_OK(rk_model_save_checkpoint(test.model, &save, NULL, &report));
+    RK_RANK_OK(rk_test_save(test.model, &save, &report));
     RK_RANK_OK(train_step(test.model, 2, &norm));
     RK_RANK_OK(gather(test.model, rk_comm_world_rank(world) == 0 ? saving->expected : scratch, &count));
     rk_test_model_close(&test);

@@ -244,7 +244,7 @@ static struct rk_status *gather_grads(struct rk_model *model, double *out, int64
     for (int64_t i = 0; i < rk_model_num_params(model); i++) {
         const struct rk_param *param = rk_model_param_at(model, i);
 
-        RK_TRY(rk_model_gather_param(model, i, RK_PARAM_GRADIENT, out + *count));
+        RK_TRY(rk_trainer_gather_grad(rk_model_trainer(model), i, out + *count));
         *count += param->shape[0] * param->shape[1];
     }
     return NULL;
@@ -260,8 +260,8 @@ static struct rk_status *run_ids(struct rk_model *model, const struct batch *bat
                                    .loss_fn = ids_loss,
                                    .user = (void *)batch};
 
-    RK_TRY(rk_train_begin(model));
-    return rk_train_micro_batch(model, &micro);
+    RK_TRY(rk_trainer_begin(rk_model_trainer(model)));
+    return rk_trainer_micro_batch(rk_model_trainer(model), &micro);
 }
 
 /* Runs one micro-batch per id, with the id as the label. */
@@ -277,12 +277,12 @@ static struct rk_status *run_labels(struct rk_model *model, const struct batch *
                                          .user = &one};
 
     packed.labels = labels;
-    RK_TRY(rk_train_begin(model));
+    RK_TRY(rk_trainer_begin(rk_model_trainer(model)));
     for (one.k = 0; one.k < batch->num_ids; one.k++) {
         for (int t = 0; t < NUM_TOKENS; t++)
             labels[t] = batch->labels[t] == RK_LABEL_NONE ? RK_LABEL_NONE
                                                           : RK_MAX(batch->ids[t * batch->num_ids + one.k], 0);
-        RK_TRY(rk_train_micro_batch(model, &micro));
+        RK_TRY(rk_trainer_micro_batch(rk_model_trainer(model), &micro));
     }
     return NULL;
 }
@@ -322,7 +322,7 @@ static int run_rank(int32_t rank, int32_t num_ranks, void *user)
         RK_RANK_OK(rk_test_world_create(&spec.world, run->rendezvous, rank, num_ranks, "unix", NULL));
     RK_RANK_OK(rk_test_model_open(&test, &spec));
     test.model->core->head.chunk_tokens = CHUNK_TOKENS;
-    RK_RANK_OK(rk_train_enable(test.model, &optim));
+    RK_RANK_OK(rk_test_enable_training(test.model, &optim));
     if (check_forward(test.model, run) || check_gradients(test.model, run))
         return 1;
     rk_test_model_close(&test);

@@ -146,7 +146,7 @@ static void assert_loaded(struct rk_model *model, const char *label)
     for (int64_t i = 0; i < rk_model_num_params(model); i++) {
         const struct rk_param *param = rk_model_param_at(model, i);
 
-        assert_ok(rk_model_gather_param(model, i, RK_PARAM_VALUE, values));
+        assert_ok(rk_model_gather_param(model, i, values));
         for (int64_t e = 0; e < param->shape[0] * param->shape[1]; e++) {
             if (values[e] != value_of(param->name, e))
                 fail_msg("%s: %s[%lld] = %g", label, param->name, (long long)e, values[e]);

@@ -219,7 +219,7 @@ static void check_values(struct rk_test_model *test, const struct file *file, rk
         int64_t count = rk_param_num_values(param), num_parts = rk_param_num_elements(param) / count;
         double *values = rk_calloc((size_t)rk_param_num_elements(param), sizeof(*values));
 
-        assert_ok(rk_model_gather_param(test->model, p, RK_PARAM_VALUE, values));
+        assert_ok(rk_model_gather_param(test->model, p, values));
         for (int64_t i = 0; i < count; i++) {
             for (int64_t part = 1; part < num_parts; part++)
                 values[i] += values[part * count + i];

@@ -195,13 +195,13 @@ static void test_load_of_parameters_of_several_blocks(void **state)
     assert_ok(rk_model_export_hf(from.model, dir, 0, NULL));
     assert_ok(rk_test_model_open(
         &to, &(struct rk_test_model_spec){.config = LARGE, .seed = 2, .dtype = RK_DTYPE_BF16}));
-    assert_ok(rk_train_enable(to.model, &optim));
+    assert_ok(rk_test_enable_training(to.model, &optim));
     assert_ok(rk_model_load_hf(to.model, dir, NULL));
     values = to.model->core->values;
     assert_memory_equal(values, from.model->core->values,
                         (size_t)to.model->core->params.num_elements * sizeof(*values));
     for (int64_t i = 0; i < to.model->core->params.num_elements; i++)
-        assert_true(((const float *)to.model->train->masters)[i] == rk_bf16_to_f32(values[i]));
+        assert_true(((const float *)to.model->trainer->masters)[i] == rk_bf16_to_f32(values[i]));
     rk_test_model_close(&from);
     rk_test_model_close(&to);
     rk_free(dir);

@@ -51,7 +51,7 @@ static void test_correction_bias_begins_with_zeros(void **state)
 
     (void)state;
     assert_true(param >= 0);
-    assert_ok(rk_model_gather_param(test.model, param, RK_PARAM_VALUE, values));
+    assert_ok(rk_model_gather_param(test.model, param, values));
     for (size_t i = 0; i < RK_ARRAY_LEN(values); i++)
         assert_true(values[i] == 0);
     rk_test_model_close(&test);
@@ -262,7 +262,7 @@ static void check_gradient(struct rk_test_model *test, const char *name)
     grad = rk_calloc((size_t)count, sizeof(*grad));
     value = (double *)test->model->core->values + rk_model_placement_at(test->model, param)->offset;
     run_backward(test->model);
-    assert_ok(rk_model_gather_param(test->model, param, RK_PARAM_GRADIENT, grad));
+    assert_ok(rk_trainer_gather_grad(rk_model_trainer(test->model), param, grad));
     for (int64_t i = 1; i < count; i++)
         worst = fabs(grad[i]) > fabs(grad[worst]) ? i : worst;
     for (int k = 0; k < 3; k++) {
@@ -293,7 +293,7 @@ static void test_gradients_match_differences(void **state)
     struct rk_optim_config optim = rk_test_adamw(1e-3, 0, 1);
 
     (void)state;
-    assert_ok(rk_train_enable(test.model, &optim));
+    assert_ok(rk_test_enable_training(test.model, &optim));
     for (size_t n = 0; n < RK_ARRAY_LEN(names); n++)
         check_gradient(&test, names[n]);
     rk_test_model_close(&test);

@@ -44,7 +44,7 @@ static void run_steps(struct rk_model *model, struct batch *batch, int count)
 
     for (int step = 0; step < count; step++) {
         assert_ok(rk_test_mean_pass(&loss, model, &batch->packed));
-        assert_ok(rk_train_step(model, &stats));
+        assert_ok(rk_trainer_step(rk_model_trainer(model), &stats));
         assert_false(stats.was_skipped);
     }
 }
@@ -62,13 +62,13 @@ static void open_training(struct rk_test_model *test, const char *dir, double lr
     struct rk_optim_config optim = rk_test_adamw(lr, 0, 0);
 
     open_model(test, dir, RK_DTYPE_BF16);
-    assert_ok(rk_train_enable(test->model, &optim));
+    assert_ok(rk_test_enable_training(test->model, &optim));
 }
 
 /* Every parameter is its master, rounded; returns how many lost something by that. */
 static int64_t count_rounded(const struct rk_model *model)
 {
-    const float *masters = model->train->masters;
+    const float *masters = model->trainer->masters;
     const uint16_t *params = model->core->values;
     int64_t count = 0;
 
@@ -100,7 +100,7 @@ static void test_masters_start_as_the_parameters_unrounded(void **state)
     assert_ok(rk_model_load_hf(test.model, wide, NULL));
     assert_true(count_rounded(test.model) > 1000);
     open_model(&exact, wide, RK_DTYPE_F32);
-    assert_memory_equal(test.model->train->masters, exact.model->core->values,
+    assert_memory_equal(test.model->trainer->masters, exact.model->core->values,
                         (size_t)exact.model->core->params.num_elements * sizeof(float));
     rk_test_model_close(&exact);
     rk_test_model_close(&test);
@@ -145,11 +145,11 @@ static void test_many_tiny_updates_are_not_lost(void **state)
     make_batch(&batch);
     open_training(&test, NULL, 5e-5);
     open_model(&exact, NULL, RK_DTYPE_F32);
-    assert_ok(rk_train_enable(exact.model, &optim));
+    assert_ok(rk_test_enable_training(exact.model, &optim));
     norm = rk_model_placement_at(test.model, rk_model_find_param(test.model, "model.norm.weight"));
     for (int round = 0; round < 2; round++) {
         const uint16_t *params = (const uint16_t *)test.model->core->values + norm->offset;
-        const float *masters = (const float *)test.model->train->masters + norm->offset;
+        const float *masters = (const float *)test.model->trainer->masters + norm->offset;
         const float *expected = (const float *)exact.model->core->values + norm->offset;
         double error = 0, distance = 0;
 
@@ -180,26 +180,26 @@ static void test_set_masters_takes_what_lies_in_the_shard(void **state)
     (void)state;
     open_model(&test, NULL, RK_DTYPE_F32); /* for its device */
     for (size_t r = 0; r < RK_ARRAY_LEN(ranges); r++) {
-        struct rk_train train = {.grad_dtype = RK_DTYPE_F32,
-                                 .shard_count = 40,
-                                 .shards.of[RK_GRAD_DENSE] = {
-                                     .num_elements = 80, .bucket_elements = 20, .num_shards = 2, .index = 1}};
+        const struct rk_shard_maps shards = {
+            .of[RK_GRAD_DENSE] = {.num_elements = 80, .bucket_elements = 20, .num_shards = 2, .index = 1}};
+        struct rk_model_core core = {
+            .dtype = RK_DTYPE_BF16, .stream = test.stream, .masters = {.shards = &shards}};
         float values[64], masters[40];
 
         for (int i = 0; i < 64; i++)
             values[i] = (float)(ranges[r].begin + i);
-        assert_ok(rk_device_alloc(test.device, &train.masters, sizeof(masters), "test"));
-        assert_ok(rk_train_set_masters(&train, test.stream, ranges[r].begin, ranges[r].count, values));
-        memcpy(masters, train.masters, sizeof(masters));
+        assert_ok(rk_device_alloc(test.device, &core.masters.values, sizeof(masters), "test"));
+        assert_ok(rk_model_set_masters(&core, ranges[r].begin, ranges[r].count, values));
+        memcpy(masters, core.masters.values, sizeof(masters));
         for (int64_t i = 0; i < 40; i++) {
             int64_t at = i / 10 * 20 + 10 + i % 10;
             bool is_covered = at >= ranges[r].begin && at < ranges[r].begin + ranges[r].count;
 
             assert_true(masters[i] == (is_covered ? (float)at : 0.0f));
         }
-        rk_device_free(test.device, train.masters);
+        rk_device_free(test.device, core.masters.values);
     }
-    assert_ok(rk_train_set_masters(NULL, test.stream, 0, 4, NULL));
+    assert_ok(rk_model_set_masters(test.model->core, 0, 4, NULL));
     rk_test_model_close(&test);
 }
 

@@ -154,7 +154,7 @@ static struct rk_status *open_roles(struct roles *roles, struct rk_comm_world *w
         rk_device_get_stats(roles->test.device).allocated_bytes - rk_memory_total_bytes(&base);
     rk_device_reset_peak(roles->test.device);
     RK_TRY(make_plans(roles, world, &optim, &rollout));
-    RK_TRY(rk_train_enable(roles->test.model, &optim));
+    RK_TRY(rk_test_enable_training(roles->test.model, &optim));
     RK_TRY(rk_memory_plan_reserve(&roles->actor_plan, roles->test.model));
     if (!generates(row))
         return NULL;
@@ -212,9 +212,9 @@ static struct rk_status *update(struct roles *roles, int64_t num_tokens, int32_t
     const struct rk_train_work work = {.count = num_calls(roles), .bind = bind_update, .user = &calls};
     struct rk_step_stats stats;
 
-    RK_TRY(rk_train_begin(roles->test.model));
-    RK_TRY(rk_train_micro_batches(roles->test.model, &work));
-    return rk_train_step(roles->test.model, &stats);
+    RK_TRY(rk_trainer_begin(rk_model_trainer(roles->test.model)));
+    RK_TRY(rk_trainer_micro_batches(rk_model_trainer(roles->test.model), &work));
+    return rk_trainer_step(rk_model_trainer(roles->test.model), &stats);
 }
 
 static struct rk_status *bind_log_probs(void *user, int64_t i, struct rk_forward_micro *out)

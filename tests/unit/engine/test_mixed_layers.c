@@ -310,7 +310,7 @@ static void test_gradients_of_mixed_layers_match_differences(void **state)
     const double step = 1e-5;
 
     (void)state;
-    assert_ok(rk_train_enable(test.model, &optim));
+    assert_ok(rk_test_enable_training(test.model, &optim));
     for (size_t n = 0; n < RK_ARRAY_LEN(names); n++) {
         int64_t param = rk_model_find_param(test.model, names[n]), count, worst = 0;
         double *grad, *value;
@@ -320,7 +320,7 @@ static void test_gradients_of_mixed_layers_match_differences(void **state)
         grad = rk_calloc((size_t)count, sizeof(*grad));
         value = (double *)test.model->core->values + rk_model_placement_at(test.model, param)->offset;
         run_backward(test.model);
-        assert_ok(rk_model_gather_param(test.model, param, RK_PARAM_GRADIENT, grad));
+        assert_ok(rk_trainer_gather_grad(rk_model_trainer(test.model), param, grad));
         for (int64_t i = 1; i < count; i++)
             worst = fabs(grad[i]) > fabs(grad[worst]) ? i : worst;
         for (int k = 0; k < 3; k++) { /* the largest, and two anywhere */
@@ -363,7 +363,7 @@ static void test_files_of_mixed_layers_come_back(void **state)
         rk_test_model_open(&back, &(struct rk_test_model_spec){.dir = export_dir, .dtype = RK_DTYPE_F32}));
     check_same_values(&test, &back);
     rk_test_model_close(&back);
-    assert_ok(rk_model_save_checkpoint(test.model, &save, NULL, &report));
+    assert_ok(rk_test_save(test.model, &save, &report));
     assert_ok(rk_test_model_open(
         &back, &(struct rk_test_model_spec){.config = MIXED, .seed = 99, .dtype = RK_DTYPE_F32}));
     assert_ok(rk_model_load_checkpoint(back.model, part_dir, 0, NULL, &loaded));

@@ -100,17 +100,18 @@ static void open_training(struct rk_test_model *test, const char *config, rk_dty
     struct rk_optim_config optim = rk_test_adamw(1e-2, 0.1, 1.0);
 
     open_model(test, config, dtype);
-    assert_ok(rk_train_enable(test->model, &optim));
+    assert_ok(rk_test_enable_training(test->model, &optim));
 }
 
 static struct rk_status *micro_batch(struct rk_model *model, struct batch *batch)
 {
-    return rk_train_micro_batch(model, &(struct rk_train_micro){.packed = &batch->packed,
-                                                                .temperature = 0.8,
-                                                                .outputs = ALL_OUTPUTS,
-                                                                .measured = batch->measured,
-                                                                .loss_fn = loss_fn,
-                                                                .user = batch});
+    return rk_trainer_micro_batch(rk_model_trainer(model),
+                                  &(struct rk_train_micro){.packed = &batch->packed,
+                                                           .temperature = 0.8,
+                                                           .outputs = ALL_OUTPUTS,
+                                                           .measured = batch->measured,
+                                                           .loss_fn = loss_fn,
+                                                           .user = batch});
 }
 
 /* The gradient of the output projection after one micro-batch. rk_free it. */
@@ -118,10 +119,10 @@ static double *head_gradient(struct rk_test_model *test, struct batch *batch)
 {
     double *gradient = rk_calloc(VOCAB_SIZE * 32, sizeof(*gradient));
 
-    assert_ok(rk_train_begin(test->model));
+    assert_ok(rk_trainer_begin(rk_model_trainer(test->model)));
     assert_ok(micro_batch(test->model, batch));
-    assert_ok(rk_model_gather_param(test->model, rk_model_find_param(test->model, "lm_head.weight"),
-                                    RK_PARAM_GRADIENT, gradient));
+    assert_ok(rk_trainer_gather_grad(rk_model_trainer(test->model),
+                                     rk_model_find_param(test->model, "lm_head.weight"), gradient));
     return gradient;
 }
 
@@ -147,7 +148,7 @@ static void check_gradients(const char *config)
 
     make_batch(&batch);
     open_training(&test, config, RK_DTYPE_F64);
-    assert_ok(rk_train_begin(test.model));
+    assert_ok(rk_trainer_begin(rk_model_trainer(test.model)));
     assert_ok(micro_batch(test.model, &batch));
     gradient = rk_calloc(VOCAB_SIZE * 64, sizeof(*gradient));
     for (int64_t i = 0; i < rk_model_num_params(test.model); i++) {
@@ -155,7 +156,7 @@ static void check_gradients(const char *config)
         double *values = (double *)test.model->core->values + rk_model_placement_at(test.model, i)->offset;
         int64_t count = param->shape[0] * param->shape[1];
 
-        assert_ok(rk_model_gather_param(test.model, i, RK_PARAM_GRADIENT, gradient));
+        assert_ok(rk_trainer_gather_grad(rk_model_trainer(test.model), i, gradient));
         for (int64_t e = i % 5; e < count; e += 1 + count / 3) {
             double kept = values[e], up, down, numeric;
 
@@ -358,7 +359,7 @@ static void test_micro_batch_without_tokens_or_labels_adds_no_gradient(void **st
     (void)state;
     make_batch(&batch);
     open_training(&test, UNTIED, RK_DTYPE_F32);
-    assert_ok(rk_train_begin(test.model));
+    assert_ok(rk_trainer_begin(rk_model_trainer(test.model)));
     for (int32_t t = 0; t < NUM_TOKENS; t++)
         batch.labels[t] = RK_LABEL_NONE;
     assert_ok(micro_batch(test.model, &batch));
@@ -367,8 +368,8 @@ static void test_micro_batch_without_tokens_or_labels_adds_no_gradient(void **st
     batch.packed.max_seqlen = 0;
     batch.packed.cu_seqlens = no_offsets;
     assert_ok(micro_batch(test.model, &batch));
-    assert_ok(rk_train_reduce(test.model));
-    assert_ok(rk_train_grad_norm(test.model, &norm, &is_finite));
+    assert_ok(rk_trainer_reduce(rk_model_trainer(test.model)));
+    assert_ok(rk_trainer_grad_norm(rk_model_trainer(test.model), &norm, &is_finite));
     assert_true(norm == 0);
     assert_true(is_finite);
     rk_test_model_close(&test);
@@ -497,9 +498,9 @@ static void test_step_after_warm_up_allocates_nothing(void **state)
     make_batch(&batch);
     open_training(&test, UNTIED, RK_DTYPE_F32);
     for (int step = 0; step < 5; step++) {
-        assert_ok(rk_train_begin(test.model));
+        assert_ok(rk_trainer_begin(rk_model_trainer(test.model)));
         assert_ok(micro_batch(test.model, &batch));
-        assert_ok(rk_train_step(test.model, &stats));
+        assert_ok(rk_trainer_step(rk_model_trainer(test.model), &stats));
         if (step == 2) {
             allocations = rk_device_get_stats(test.device).num_allocations;
             overflows = rk_model_get_memory(test.model).step_overflows;
@@ -521,7 +522,7 @@ static void test_memory_report_adds_up_to_the_device(void **state)
     make_batch(&batch);
     open_training(&test, UNTIED, RK_DTYPE_F32);
     for (int i = 0; i < 2; i++) {
-        assert_ok(rk_train_begin(test.model));
+        assert_ok(rk_trainer_begin(rk_model_trainer(test.model)));
         assert_ok(micro_batch(test.model, &batch));
     }
     memory = rk_model_get_memory(test.model);
@@ -557,9 +558,9 @@ static void test_step_with_nan_gradient_is_skipped(void **state)
             struct rk_status *st;
 
             batch.scale = i % 2 ? (double)NAN : (double)INFINITY;
-            assert_ok(rk_train_begin(test.model));
+            assert_ok(rk_trainer_begin(rk_model_trainer(test.model)));
             assert_ok(micro_batch(test.model, &batch));
-            st = rk_train_step(test.model, &stats);
+            st = rk_trainer_step(rk_model_trainer(test.model), &stats);
             assert_true(stats.was_skipped);
             if (round == 1 && i == 4) {
                 assert_string_equal(rk_status_reason(st), "NON_FINITE");
@@ -573,11 +574,11 @@ static void test_step_with_nan_gradient_is_skipped(void **state)
         assert_int_equal(rk_model_weight_version(test.model), round);
         assert_memory_equal(test.model->core->values, kept, bytes);
         batch.scale = 1;
-        assert_ok(rk_train_begin(test.model));
+        assert_ok(rk_trainer_begin(rk_model_trainer(test.model)));
         assert_ok(micro_batch(test.model, &batch));
-        assert_ok(rk_train_step(test.model, &stats));
+        assert_ok(rk_trainer_step(rk_model_trainer(test.model), &stats));
         assert_false(stats.was_skipped);
-        assert_int_equal(test.model->train->applied_steps, round + 1);
+        assert_int_equal(test.model->trainer->applied_steps, round + 1);
         memcpy(kept, test.model->core->values, bytes);
     }
     rk_free(kept);
@@ -607,17 +608,17 @@ static double run_step(struct rk_test_model *test, struct batch *batch, bool fre
     open_model(test, UNTIED, RK_DTYPE_F32);
     for (size_t i = 0; freezes && i < RK_ARRAY_LEN(frozen_names); i++)
         rk_model_freeze_param(test->model, rk_model_find_param(test->model, frozen_names[i]));
-    assert_ok(rk_train_enable(test->model, &optim));
-    assert_ok(rk_train_begin(test->model));
+    assert_ok(rk_test_enable_training(test->model, &optim));
+    assert_ok(rk_trainer_begin(rk_model_trainer(test->model)));
     assert_ok(micro_batch(test->model, batch));
     for (size_t i = 0; i < RK_ARRAY_LEN(frozen_names); i++) {
         int64_t param = rk_model_find_param(test->model, frozen_names[i]);
 
-        assert_ok(rk_model_gather_param(test->model, param, RK_PARAM_GRADIENT, gradient));
+        assert_ok(rk_trainer_gather_grad(rk_model_trainer(test->model), param, gradient));
         for (int64_t e = 0; e < rk_param_num_elements(rk_model_param_at(test->model, param)); e++)
             squares += gradient[e] * gradient[e];
     }
-    assert_ok(rk_train_step(test->model, stats));
+    assert_ok(rk_trainer_step(rk_model_trainer(test->model), stats));
     return squares;
 }
 
@@ -673,12 +674,12 @@ static void test_create_shared_sees_updates_of_the_owner(void **state)
         assert_ok(rk_model_logits(other, &batch.packed, shared));
         assert_memory_equal(owner, shared, NUM_TOKENS * VOCAB_SIZE * sizeof(double));
         assert_int_equal(rk_model_weight_version(other), step);
-        assert_ok(rk_train_begin(test.model));
+        assert_ok(rk_trainer_begin(rk_model_trainer(test.model)));
         assert_ok(micro_batch(test.model, &batch));
-        assert_ok(rk_train_step(test.model, &stats));
+        assert_ok(rk_trainer_step(rk_model_trainer(test.model), &stats));
     }
     assert_int_equal(rk_model_get_memory(other).param_bytes, 0);
-    assert_fails(rk_train_enable(other, &optim), RK_FAILED_PRECONDITION, "shares");
+    assert_fails(rk_test_enable_training(other, &optim), RK_FAILED_PRECONDITION, "shares");
     rk_model_destroy(other);
     rk_test_model_close(&test);
     rk_free(owner);
@@ -688,21 +689,13 @@ static void test_create_shared_sees_updates_of_the_owner(void **state)
 static void test_train_calls_in_wrong_state_are_failed_preconditions(void **state)
 {
     struct rk_optim_config optim = rk_test_adamw(1e-2, 0, 0);
-    struct rk_step_stats stats;
     struct rk_test_model test;
-    struct batch batch;
-    double value[1];
 
     (void)state;
-    make_batch(&batch);
     open_model(&test, UNTIED, RK_DTYPE_F32);
-    assert_fails(rk_train_begin(test.model), RK_FAILED_PRECONDITION, "not enabled");
-    assert_fails(micro_batch(test.model, &batch), RK_FAILED_PRECONDITION, "not enabled");
-    assert_fails(rk_train_step(test.model, &stats), RK_FAILED_PRECONDITION, "not enabled");
-    assert_fails(rk_model_gather_param(test.model, 0, RK_PARAM_GRADIENT, value), RK_FAILED_PRECONDITION,
-                 "gradients");
-    assert_ok(rk_train_enable(test.model, &optim));
-    assert_fails(rk_train_enable(test.model, &optim), RK_FAILED_PRECONDITION, "already");
+    assert_null(rk_model_trainer(test.model));
+    assert_ok(rk_test_enable_training(test.model, &optim));
+    assert_fails(rk_test_enable_training(test.model, &optim), RK_FAILED_PRECONDITION, "already");
     rk_test_model_close(&test);
 }
 
@@ -720,17 +713,18 @@ static void test_train_without_optimizer_makes_gradients_only(void **state)
     open_training(&with, UNTIED, RK_DTYPE_F32);
     open_model(&without, UNTIED, RK_DTYPE_F32);
     optim.ops = NULL;
-    assert_ok(rk_train_enable(without.model, &optim));
-    assert_ok(rk_train_begin(with.model));
-    assert_ok(rk_train_begin(without.model));
+    assert_ok(rk_test_enable_training(without.model, &optim));
+    assert_ok(rk_trainer_begin(rk_model_trainer(with.model)));
+    assert_ok(rk_trainer_begin(rk_model_trainer(without.model)));
     assert_ok(micro_batch(with.model, &batch));
     assert_ok(micro_batch(without.model, &batch));
-    assert_ok(rk_model_gather_param(with.model, 0, RK_PARAM_GRADIENT, expected));
-    assert_ok(rk_model_gather_param(without.model, 0, RK_PARAM_GRADIENT, actual));
+    assert_ok(rk_trainer_gather_grad(rk_model_trainer(with.model), 0, expected));
+    assert_ok(rk_trainer_gather_grad(rk_model_trainer(without.model), 0, actual));
     assert_memory_equal(actual, expected, sizeof(expected));
     assert_true(rk_model_get_memory(with.model).optimizer_bytes > 0);
     assert_int_equal(rk_model_get_memory(without.model).optimizer_bytes, 0);
-    assert_fails(rk_train_step(without.model, &stats), RK_FAILED_PRECONDITION, "gradients only");
+    assert_fails(rk_trainer_step(rk_model_trainer(without.model), &stats), RK_FAILED_PRECONDITION,
+                 "gradients only");
     rk_test_model_close(&with);
     rk_test_model_close(&without);
 }
@@ -744,7 +738,7 @@ static double *gather_gradients(struct rk_test_model *test, int64_t *count)
     for (int64_t i = 0; i < rk_model_num_params(test->model); i++) {
         const struct rk_param *param = rk_model_param_at(test->model, i);
 
-        assert_ok(rk_model_gather_param(test->model, i, RK_PARAM_GRADIENT, out + *count));
+        assert_ok(rk_trainer_gather_grad(rk_model_trainer(test->model), i, out + *count));
         *count += param->shape[0] * param->shape[1];
     }
     return out;
@@ -770,12 +764,12 @@ static void test_train_begin_discards_earlier_gradients(void **state)
         empty.packed.num_tokens = 0;
         open_training(&fresh, configs[c % 2], RK_DTYPE_F32);
         open_training(&used, configs[c % 2], RK_DTYPE_F32);
-        assert_ok(rk_train_begin(used.model));
+        assert_ok(rk_trainer_begin(rk_model_trainer(used.model)));
         batch.scale = (double)NAN;
         assert_ok(micro_batch(used.model, &batch));
         batch.scale = 1;
         for (int m = 0; m < 2; m++) {
-            assert_ok(rk_train_begin(models[m]->model));
+            assert_ok(rk_trainer_begin(rk_model_trainer(models[m]->model)));
             if (c / 2 > 0)
                 assert_ok(micro_batch(models[m]->model, &empty));
             for (int i = 0; c / 2 > 1 && i < 2; i++)
@@ -803,10 +797,10 @@ static void test_advance_lr_moves_the_schedule(void **state)
     optim.lr_decay_style = RK_LR_LINEAR;
     optim.lr_decay_steps = 4;
     open_model(&test, UNTIED, RK_DTYPE_F32);
-    assert_ok(rk_train_enable(test.model, &optim));
+    assert_ok(rk_test_enable_training(test.model, &optim));
     for (int n = 0; n < 4; n++) {
-        assert_true(rk_train_get_lr(test.model) == 1.0 - n / 4.0);
-        rk_train_advance_lr(test.model);
+        assert_true(rk_trainer_get_lr(rk_model_trainer(test.model)) == 1.0 - n / 4.0);
+        rk_trainer_advance_lr(rk_model_trainer(test.model));
     }
     rk_test_model_close(&test);
 }
@@ -831,13 +825,13 @@ static struct rk_status *scenario(struct rk_test_model *test, struct batch *batc
     double log_probs[NUM_TOKENS], weights[VOCAB_SIZE * 32];
 
     RK_TRY(rk_test_model_open(test, &(struct rk_test_model_spec){.config = UNTIED, .dtype = RK_DTYPE_F32}));
-    RK_TRY(rk_train_enable(test->model, &optim));
-    RK_TRY(rk_train_begin(test->model));
+    RK_TRY(rk_test_enable_training(test->model, &optim));
+    RK_TRY(rk_trainer_begin(rk_model_trainer(test->model)));
     RK_TRY(micro_batch(test->model, batch));
-    RK_TRY(rk_train_step(test->model, &stats));
+    RK_TRY(rk_trainer_step(rk_model_trainer(test->model), &stats));
     RK_TRY(
         rk_model_forward(test->model, &batch->packed, 1, NULL, &(struct rk_head_arrays){.of = {log_probs}}));
-    return rk_model_gather_param(test->model, 0, RK_PARAM_VALUE, weights);
+    return rk_model_gather_param(test->model, 0, weights);
 }
 
 /* Goal: exhausted memory fails the call and has no other effect. Method: the n-th allocation fails, for n =

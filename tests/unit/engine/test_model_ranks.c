@@ -89,15 +89,15 @@ static struct rk_status *begin_pass(struct rk_test_model *test, struct rk_pass *
 {
     struct rk_optim_config optim = rk_test_adamw(1, 0, 0);
 
-    if (!test->model->train)
-        RK_TRY(rk_train_enable(test->model, &optim));
-    RK_TRY(rk_train_begin(test->model));
-    RK_TRY(rk_train_settle(test->model));
+    if (!test->model->trainer)
+        RK_TRY(rk_test_enable_training(test->model, &optim));
+    RK_TRY(rk_trainer_begin(rk_model_trainer(test->model)));
+    RK_TRY(rk_trainer_settle(rk_model_trainer(test->model)));
     rk_model_begin_pass(test->model, pass);
     pass->splits_rows = splits_rows;
     pass->num_tokens = TOKENS;
     pass->num_rows = splits_rows ? TOKENS / rk_comm_group_size(pass->tp) : TOKENS;
-    pass->grads = test->model->train->grads;
+    pass->grads = test->model->trainer->grads;
     return NULL;
 }
 
@@ -448,13 +448,13 @@ static int skip_rank(int32_t rank, int32_t num_ranks, void *user)
     void *kept;
 
     RK_RANK_OK(open_ranks(&test, &world, user, rank, num_ranks, RK_DTYPE_F32));
-    RK_RANK_OK(rk_train_enable(test.model, &optim));
+    RK_RANK_OK(rk_test_enable_training(test.model, &optim));
     bytes = (size_t)test.model->core->params.num_elements * sizeof(float);
     kept = rk_malloc(bytes);
     memcpy(kept, test.model->core->values, bytes);
-    RK_RANK_OK(rk_train_begin(test.model));
-    RK_RANK_OK(rk_train_micro_batch(test.model, &micro));
-    RK_RANK_OK(rk_train_step(test.model, &stats));
+    RK_RANK_OK(rk_trainer_begin(rk_model_trainer(test.model)));
+    RK_RANK_OK(rk_trainer_micro_batch(rk_model_trainer(test.model), &micro));
+    RK_RANK_OK(rk_trainer_step(rk_model_trainer(test.model), &stats));
     RK_RANK_CHECK(stats.was_skipped, "grad_norm %g", stats.grad_norm);
     RK_RANK_CHECK(memcmp(kept, test.model->core->values, bytes) == 0, "parameters changed");
     RK_RANK_CHECK(rk_model_weight_version(test.model) == 0, "version changed");

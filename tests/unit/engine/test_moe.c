@@ -281,7 +281,7 @@ static void fill(double *values, const struct rk_st_entry *entry, struct rk_mode
             offset = strtol(expert + strlen(".experts."), NULL, 10) * entry->shape[1] * entry->shape[2];
         if (entry->rank == 3 && is_up)
             offset += entry->shape[1] / 2 * entry->shape[2];
-        assert_ok(rk_model_gather_param(model, i, RK_PARAM_VALUE, values + offset));
+        assert_ok(rk_model_gather_param(model, i, values + offset));
     }
 }
 
@@ -314,8 +314,8 @@ static void assert_same_values(struct rk_model *a, struct rk_model *b)
         size_t count = (size_t)rk_param_num_elements(rk_model_param_at(a, i));
         double *left = rk_calloc(count, sizeof(double)), *right = rk_calloc(count, sizeof(double));
 
-        assert_ok(rk_model_gather_param(a, i, RK_PARAM_VALUE, left));
-        assert_ok(rk_model_gather_param(b, i, RK_PARAM_VALUE, right));
+        assert_ok(rk_model_gather_param(a, i, left));
+        assert_ok(rk_model_gather_param(b, i, right));
         assert_memory_equal(left, right, count * sizeof(double));
         rk_free(left);
         rk_free(right);
@@ -497,9 +497,9 @@ static void train_once(struct rk_test_model *test, const char *config, bool free
     struct rk_step_stats stats;
 
     assert_ok(rk_test_model_open(test, &spec));
-    assert_ok(rk_train_enable(test->model, &optim));
+    assert_ok(rk_test_enable_training(test->model, &optim));
     run_backward(test->model);
-    assert_ok(rk_train_step(test->model, &stats));
+    assert_ok(rk_trainer_step(rk_model_trainer(test->model), &stats));
     *grad_norm = stats.grad_norm;
 }
 
@@ -515,8 +515,8 @@ static bool is_same(struct rk_test_model *a, struct rk_test_model *b, int64_t i)
     double *left = rk_calloc(count, sizeof(double)), *right = rk_calloc(count, sizeof(double));
     bool same;
 
-    assert_ok(rk_model_gather_param(a->model, i, RK_PARAM_VALUE, left));
-    assert_ok(rk_model_gather_param(b->model, i, RK_PARAM_VALUE, right));
+    assert_ok(rk_model_gather_param(a->model, i, left));
+    assert_ok(rk_model_gather_param(b->model, i, right));
     same = memcmp(left, right, count * sizeof(double)) == 0;
     rk_free(left);
     rk_free(right);
@@ -648,12 +648,12 @@ static void test_correction_bias_keeps_fp32_in_every_dtype(void **state)
         int64_t param = rk_model_find_param(test.model, BIAS);
         double parts[12];
 
-        assert_ok(rk_model_gather_param(test.model, param, RK_PARAM_VALUE, parts));
+        assert_ok(rk_model_gather_param(test.model, param, parts));
         for (int i = 0; i < 12; i++)
             assert_true(parts[i] == 0);
-        assert_ok(rk_train_enable(test.model, &optim));
+        assert_ok(rk_test_enable_training(test.model, &optim));
         assert_ok(rk_model_load_hf(test.model, dir, NULL));
-        assert_ok(rk_model_gather_param(test.model, param, RK_PARAM_VALUE, parts));
+        assert_ok(rk_model_gather_param(test.model, param, parts));
         for (int i = 0; i < 4; i++)
             assert_true((float)(parts[i] + parts[4 + i] + parts[8 + i]) == biases[i]);
         assert_ok(rk_model_export_hf(test.model, out_dir, 0, NULL));
@@ -680,14 +680,14 @@ static void test_correction_bias_decides_by_fp32(void **state)
     test = open_model(BIASED, RK_DTYPE_BF16, RK_NUMERICS_FAST);
     dir = write_biased("biased-decides", test.model);
     assert_ok(rk_model_load_hf(test.model, dir, NULL));
-    assert_ok(rk_train_enable(test.model, &optim));
+    assert_ok(rk_test_enable_training(test.model, &optim));
     run_backward(test.model);
     for (int64_t e = 0; e < 4; e++) {
         char *name = rk_format("model.layers.1.mlp.experts.%lld.down_proj.weight", (long long)e);
         double gradient[32 * 12], sum = 0;
 
-        assert_ok(rk_model_gather_param(test.model, rk_model_find_param(test.model, name), RK_PARAM_GRADIENT,
-                                        gradient));
+        assert_ok(rk_trainer_gather_grad(rk_model_trainer(test.model), rk_model_find_param(test.model, name),
+                                         gradient));
         for (size_t i = 0; i < RK_ARRAY_LEN(gradient); i++)
             sum += gradient[i] * gradient[i];
         assert_int_equal(sum > 0, e == 1);

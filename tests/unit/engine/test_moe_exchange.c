@@ -84,7 +84,7 @@ static int compares_routings(struct rk_comm_world *world, void *user)
     size_t spread = 0, gathered = 0;
 
     RK_RANK_OK(rk_test_model_open(&test, &spec));
-    RK_RANK_OK(rk_train_enable(test.model, &optim));
+    RK_RANK_OK(rk_test_enable_training(test.model, &optim));
     RK_RANK_OK(train(test.model, &spread));
     RK_RANK_OK(zero_routers(test.model));
     RK_RANK_OK(train(test.model, &gathered));
@@ -144,7 +144,7 @@ static struct rk_status *measure(struct rk_comm_world *world, const struct buffe
     size_t peak_bytes;
 
     RK_TRY(rk_test_model_open(&test, &spec));
-    RK_TRY(rk_train_enable(test.model, &optim));
+    RK_TRY(rk_test_enable_training(test.model, &optim));
     *bytes = batch_bytes(world);
     RK_TRY(train(test.model, &peak_bytes));
     *bytes = batch_bytes(world) - *bytes;
@@ -212,7 +212,7 @@ static int counts_rows(struct rk_comm_world *world, void *user)
 
     (void)user;
     RK_RANK_OK(rk_test_model_open(&test, &spec));
-    RK_RANK_OK(rk_train_enable(test.model, &optim));
+    RK_RANK_OK(rk_test_enable_training(test.model, &optim));
     RK_RANK_OK(zero_routers(test.model));
     rows_given = rows_used = 0;
     RK_RANK_OK(train(test.model, &peak_bytes));
@@ -239,7 +239,7 @@ static float *expert_grads(const struct rk_model *model, int64_t *count)
     const struct rk_param_range *range = &model->core->params.groups[RK_GRAD_EXPERT];
 
     *count = range->num_elements;
-    return (float *)model->train->grads + range->begin;
+    return (float *)model->trainer->grads + range->begin;
 }
 
 /* The gradients of one pass, over old ones that are no numbers. */
@@ -274,7 +274,7 @@ static int overwrites(struct rk_comm_world *world, void *user)
 
     spec.world = world;
     RK_RANK_OK(rk_test_model_open(&test, &spec));
-    RK_RANK_OK(rk_train_enable(test.model, &optim));
+    RK_RANK_OK(rk_test_enable_training(test.model, &optim));
     grads = expert_grads(test.model, &count);
     RK_RANK_OK(train(test.model, &peak_bytes)); /* over zeros */
     expected = rk_malloc((size_t)count * sizeof(float));

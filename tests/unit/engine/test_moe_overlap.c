@@ -176,7 +176,7 @@ static int checks_order(struct rk_comm_world *world, void *user)
 
     RK_RANK_OK(open_model(&test, row, 2, world));
     failed += checks_phase(row, &test, false, "forward", row->forward_only);
-    RK_RANK_OK(rk_train_enable(test.model, &optim));
+    RK_RANK_OK(rk_test_enable_training(test.model, &optim));
     failed += checks_phase(row, &test, false, "forward", row->forward_only);
     failed += checks_phase(row, &test, true, "forward", row->forward);
     failed += checks_phase(row, &test, true, "backward", row->backward);

@@ -59,12 +59,13 @@ static struct rk_status *micro_batch(struct rk_model *model, int32_t index, bool
     struct batch batch;
 
     make_batch(&batch, index);
-    return rk_train_micro_batch(model, &(struct rk_train_micro){.packed = &batch.packed,
-                                                                .temperature = 1,
-                                                                .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
-                                                                .is_last = is_last,
-                                                                .loss_fn = rk_test_weigh_tokens,
-                                                                .user = &batch.packed});
+    return rk_trainer_micro_batch(rk_model_trainer(model),
+                                  &(struct rk_train_micro){.packed = &batch.packed,
+                                                           .temperature = 1,
+                                                           .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
+                                                           .is_last = is_last,
+                                                           .loss_fn = rk_test_weigh_tokens,
+                                                           .user = &batch.packed});
 }
 
 static struct rk_status *log_probs(struct rk_model *model, double values[NUM_TOKENS])
@@ -82,13 +83,19 @@ enum { NUM_BUFFERS = 3 + RK_OPTIM_STATES_MAX };
 /* Parameters, gradients, masters and states; the last ones are empty if the model has none. */
 static void find_buffers(const struct rk_model *model, struct rk_movable *out[NUM_BUFFERS])
 {
-    struct rk_train *train = model->train;
+    static struct rk_movable none;
+    struct rk_model_core *core = model->core;
+    const rk_memory_kind_t kinds[] = {RK_MEMORY_PARAMETERS, RK_MEMORY_GRADIENTS, RK_MEMORY_MASTERS};
+    int32_t num_states = 0;
 
-    out[0] = &model->core->value_memory;
-    out[1] = &train->grad_memory;
-    out[2] = &train->master_memory;
-    for (int s = 0; s < RK_OPTIM_STATES_MAX; s++)
-        out[3 + s] = &train->state_memory[s];
+    for (int i = 0; i < NUM_BUFFERS; i++)
+        out[i] = &none;
+    for (int32_t b = 0; b < core->num_buffers; b++) {
+        for (int i = 0; i < 3; i++)
+            out[i] = core->buffers[b].kind == kinds[i] ? &core->buffers[b].memory : out[i];
+        if (core->buffers[b].kind == RK_MEMORY_OPTIMIZER)
+            out[3 + num_states++] = &core->buffers[b].memory;
+    }
 }
 
 static struct rk_status *download(struct rk_model *model, const struct rk_movable *buffer, void **out)
@@ -170,7 +177,7 @@ static struct rk_status *open_model(struct rk_test_model *test, const struct lay
                                         .world = world,
                                         .stream = stream,
                                     }));
-    return rk_train_enable(test->model, &optim);
+    return rk_test_enable_training(test->model, &optim);
 }
 
 /* Offloads and onloads everything. */
@@ -192,13 +199,13 @@ static struct rk_status *run_step(struct rk_model *model, int32_t step, bool mov
         RK_TRY(rk_model_offload(model, RK_PARTS_ALL, false));
         RK_TRY(rk_model_onload(model, RK_PARTS_ALL, true));
     }
-    RK_TRY(rk_train_begin(model));
+    RK_TRY(rk_trainer_begin(rk_model_trainer(model)));
     for (int32_t m = 0; m < NUM_MICRO; m++) {
         RK_TRY(micro_batch(model, NUM_MICRO * step + m, m == NUM_MICRO - 1));
         if (moves && m < NUM_MICRO - 1)
             RK_TRY(cycle(model, true, true));
     }
-    return rk_train_step(model, &stats);
+    return rk_trainer_step(rk_model_trainer(model), &stats);
 }
 
 /* A pass that needs the parameters only. */

@@ -244,9 +244,9 @@ static void test_plan_of_published_models_counts_their_parameters(void **state)
 }
 
 /* Every element of the buckets is in one part, every one of the shard's arrays in one bucket. */
-static void check_buckets(const struct rk_train *train, int32_t dp_size, int64_t num_elements)
+static void check_buckets(const struct rk_trainer *trainer, int32_t dp_size, int64_t num_elements)
 {
-    const struct rk_train_group *group = &train->groups[RK_GRAD_DENSE];
+    const struct rk_trainer_group *group = &trainer->groups[RK_GRAD_DENSE];
     int64_t begin = 0, shard = 0;
 
     for (int64_t b = 0; b < group->buckets.count; b++) {
@@ -260,13 +260,13 @@ static void check_buckets(const struct rk_train *train, int32_t dp_size, int64_t
         shard += bucket->part;
     }
     assert_int_equal(begin, num_elements);
-    assert_int_equal(shard, train->shard_count);
+    assert_int_equal(shard, trainer->shard_count);
 }
 
 /* Marks the elements of a rank's segments and checks that they are in its part of their bucket. */
-static void paint_segments(const struct rk_train *train, uint8_t *painted)
+static void paint_segments(const struct rk_trainer *trainer, uint8_t *painted)
 {
-    const struct rk_train_group *group = &train->groups[RK_GRAD_DENSE];
+    const struct rk_trainer_group *group = &trainer->groups[RK_GRAD_DENSE];
 
     for (int64_t s = 0; s < group->segments.count; s++) {
         const struct rk_shard_segment *segment = &group->segments.items[s];
@@ -306,15 +306,15 @@ static void test_train_cut_covers_every_element_once(void **state)
             core.params.params[find(&core, frozen[f])].flags |= RK_PARAM_FROZEN;
         painted = rk_calloc((size_t)core.params.num_elements, 1);
         for (int32_t r = 0; r < cases[i].dp_size; r++) {
-            struct rk_train train = {.config = {.bucket_elements = cases[i].bucket_elements}};
+            struct rk_trainer trainer = {.config = {.bucket_elements = cases[i].bucket_elements}};
 
-            rk_train_cut(&train, &core.params,
-                         &(struct rk_shard_places){{cases[i].dp_size, cases[i].dp_size}, {r, r}});
-            assert_true((train.groups[RK_GRAD_DENSE].buckets.count > 1) == (cases[i].bucket_elements > 0));
-            assert_int_equal(train.groups[RK_GRAD_EXPERT].buckets.count, 0);
-            check_buckets(&train, cases[i].dp_size, core.params.num_elements);
-            paint_segments(&train, painted);
-            rk_train_cut_fini(&train);
+            rk_trainer_cut(&trainer, &core.params,
+                           &(struct rk_shard_places){{cases[i].dp_size, cases[i].dp_size}, {r, r}});
+            assert_true((trainer.groups[RK_GRAD_DENSE].buckets.count > 1) == (cases[i].bucket_elements > 0));
+            assert_int_equal(trainer.groups[RK_GRAD_EXPERT].buckets.count, 0);
+            check_buckets(&trainer, cases[i].dp_size, core.params.num_elements);
+            paint_segments(&trainer, painted);
+            rk_trainer_cut_fini(&trainer);
         }
         for (int64_t p = 0; p < core.params.count; p++) {
             const struct rk_param *param = rk_params_at(&core.params, p);
@@ -403,14 +403,14 @@ static struct rk_shard_places places_in(const struct rk_mesh *mesh, int32_t rank
 /* Adds 1 to the cells of every parameter whose state is in the rank's segments, each of which is in one
  * group.
  */
-static void paint_groups(const struct rk_param_table *table, const struct rk_train *train,
+static void paint_groups(const struct rk_param_table *table, const struct rk_trainer *trainer,
                          int32_t (*cells)[256])
 {
     for (int g = 0; g < RK_GRAD_GROUPS; g++) {
-        for (int64_t s = 0; s < train->groups[g].segments.count; s++) {
-            const struct rk_shard_segment *segment = &train->groups[g].segments.items[s];
+        for (int64_t s = 0; s < trainer->groups[g].segments.count; s++) {
+            const struct rk_shard_segment *segment = &trainer->groups[g].segments.items[s];
 
-            assert_true(segment->shard + segment->count <= train->shard_count);
+            assert_true(segment->shard + segment->count <= trainer->shard_count);
             for (int64_t i = 0; i < table->count; i++) {
                 const struct rk_placement *placement = rk_params_placement(table, i);
                 int64_t begin = RK_MAX(segment->begin, placement->offset),
@@ -444,12 +444,12 @@ static void test_groups_have_ranges_and_shards_of_their_own(void **state)
         for (int32_t rank = 0; rank < rk_mesh_num_ranks(mesh); rank++) {
             struct rk_param_table table = make_groups(mesh, rank);
             struct rk_shard_places places = places_in(mesh, rank);
-            struct rk_train train = {.config = {.bucket_elements = 200}};
+            struct rk_trainer trainer = {.config = {.bucket_elements = 200}};
 
             check_ranges(&table);
-            rk_train_cut(&train, &table, &places);
-            paint_groups(&table, &train, cells);
-            rk_train_cut_fini(&train);
+            rk_trainer_cut(&trainer, &table, &places);
+            paint_groups(&table, &trainer, cells);
+            rk_trainer_cut_fini(&trainer);
             rk_params_fini(&table);
         }
         for (size_t p = 0; p < RK_ARRAY_LEN(group_rows); p++) {

@@ -115,9 +115,9 @@ static struct rk_status *train(struct rk_model *model, int64_t asked_max, int64_
     struct rk_status *st;
 
     batch_init(&batch, asked_max);
-    RK_TRY(rk_train_begin(model));
-    st = rk_train_micro_batches(
-        model,
+    RK_TRY(rk_trainer_begin(rk_model_trainer(model)));
+    st = rk_trainer_micro_batches(
+        rk_model_trainer(model),
         &(struct rk_train_work){.count = NUM_MICRO, .is_last = true, .bind = bind_train, .user = &batch});
     *num_asked = batch.num_asked;
     return st;
@@ -174,7 +174,7 @@ static struct rk_status *open_model(struct rk_test_model *test, const struct lay
                                         .world = world,
                                         .stream = rk_test_rank_stream(rk_comm_world_rank(world)),
                                     }));
-    return rk_train_enable(test->model, &optim);
+    return rk_test_enable_training(test->model, &optim);
 }
 
 static int compare_weights(const struct rk_model *a, const struct rk_model *b)
@@ -205,9 +205,9 @@ static int run_rank(struct rk_comm_world *world, void *user)
         return 1;
     for (int step = 0; step < 2; step++) {
         RK_RANK_OK(train(straight.model, -1, &num_asked));
-        RK_RANK_OK(rk_train_step(straight.model, &stats));
+        RK_RANK_OK(rk_trainer_step(rk_model_trainer(straight.model), &stats));
         RK_RANK_OK(train(cancelled.model, -1, &num_asked));
-        RK_RANK_OK(rk_train_step(cancelled.model, &stats));
+        RK_RANK_OK(rk_trainer_step(rk_model_trainer(cancelled.model), &stats));
     }
     if (compare_weights(straight.model, cancelled.model))
         return 1;

@@ -47,12 +47,12 @@ struct outcome {
     int64_t num_alive; /* number of progress reports of a pass */
 };
 
-static void gather(struct rk_model *model, rk_param_kind_t kind, struct outcome *out)
+static void gather(struct rk_model *model, rk_test_kind_t kind, struct outcome *out)
 {
     for (int64_t i = 0; i < rk_model_num_params(model); i++) {
         const struct rk_param *param = rk_model_param_at(model, i);
 
-        assert_ok(rk_model_gather_param(model, i, kind, out->values + out->count));
+        assert_ok(rk_test_gather(model, i, kind, out->values + out->count));
         out->count += param->shape[0] * param->shape[1];
     }
 }
@@ -74,25 +74,25 @@ static struct outcome train(const char *config, rk_dtype_t dtype, int64_t recomp
         &test,
         &(struct rk_test_model_spec){
             .config = config, .seed = 3, .dtype = dtype, .recompute_num_layers = recompute_num_layers}));
-    assert_ok(rk_train_enable(test.model, &optim));
-    assert_ok(rk_train_begin(test.model));
+    assert_ok(rk_test_enable_training(test.model, &optim));
+    assert_ok(rk_trainer_begin(rk_model_trainer(test.model)));
     for (int32_t m = 0; m < NUM_MICRO; m++) {
         struct batch batch;
 
         make_batch(&batch, m);
-        assert_ok(rk_train_micro_batch(test.model,
-                                       &(struct rk_train_micro){.packed = &batch.packed,
-                                                                .temperature = 0.8,
-                                                                .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
-                                                                .loss_fn = rk_test_weigh_tokens,
-                                                                .user = &batch.packed,
-                                                                .hooks = &hooks}));
+        assert_ok(rk_trainer_micro_batch(rk_model_trainer(test.model),
+                                         &(struct rk_train_micro){.packed = &batch.packed,
+                                                                  .temperature = 0.8,
+                                                                  .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
+                                                                  .loss_fn = rk_test_weigh_tokens,
+                                                                  .user = &batch.packed,
+                                                                  .hooks = &hooks}));
     }
     out.peak_bytes = rk_model_get_memory(test.model).activation_peak_bytes;
     out.values = rk_calloc(2 * (size_t)rk_model_num_elements(test.model), sizeof(*out.values));
-    gather(test.model, RK_PARAM_GRADIENT, &out);
-    assert_ok(rk_train_step(test.model, &stats));
-    gather(test.model, RK_PARAM_VALUE, &out);
+    gather(test.model, RK_TEST_GRADIENT, &out);
+    assert_ok(rk_trainer_step(rk_model_trainer(test.model), &stats));
+    gather(test.model, RK_TEST_VALUE, &out);
     rk_test_model_close(&test);
     return out;
 }

@@ -129,16 +129,17 @@ static struct rk_status *run_passes(struct rk_test_model *test, const struct lay
                           .num_micro = num_micro,
                           .gives_routes = layout->gives_routes};
 
-    RK_TRY(rk_train_begin(test->model));
-    return rk_train_micro_batches(test->model,
-                                  &(struct rk_train_work){.count = num_micro, .bind = bind, .user = &batch});
+    RK_TRY(rk_trainer_begin(rk_model_trainer(test->model)));
+    return rk_trainer_micro_batches(
+        rk_model_trainer(test->model),
+        &(struct rk_train_work){.count = num_micro, .bind = bind, .user = &batch});
 }
 
 static struct rk_status *run_step(struct rk_test_model *test, const struct layout *layout,
                                   struct rk_step_stats *stats)
 {
     RK_TRY(run_passes(test, layout));
-    return rk_train_step(test->model, stats);
+    return rk_trainer_step(rk_model_trainer(test->model), stats);
 }
 
 static struct rk_status *open_training(struct rk_test_model *test, const char *config,
@@ -160,7 +161,7 @@ static struct rk_status *open_training(struct rk_test_model *test, const char *c
                                             .world = world};
 
     RK_TRY(rk_test_model_open(test, &spec));
-    return rk_train_enable(test->model, &optim);
+    return rk_test_enable_training(test->model, &optim);
 }
 
 /* --- tests --- */
@@ -217,7 +218,7 @@ static void test_counts_are_those_of_given_experts(void **state)
         }
     }
     assert_ok(open_training(&test, SPARSE, &layout, NULL));
-    sums = &test.model->train->routers;
+    sums = &test.model->trainer->routers;
     for (int step = 0; step < 2; step++) {
         assert_ok(run_step(&test, &layout, &stats));
         assert_int_equal(stats.routers.num_layers, NUM_ROUTES);
@@ -329,7 +330,7 @@ static void add_main_loss(struct rk_test_model *test, struct batch *batch, int64
 /* The loss whose gradient a step computes: the terms of routers are those that passes sum up. */
 static double total_loss(struct rk_test_model *test, const struct layout *layout)
 {
-    struct rk_router_sums *sums = &test->model->train->routers;
+    struct rk_router_sums *sums = &test->model->trainer->routers;
     struct batch batch = {
         .dp = 1, .num_micro = RK_MAX(layout->num_micro, 1), .gives_routes = layout->gives_routes};
     double loss = 0.0;
@@ -378,7 +379,7 @@ static void check_gradients(struct rk_test_model *test, const struct loss_case *
             continue;
         gradient = rk_calloc((size_t)count, sizeof(*gradient));
         assert_ok(run_passes(test, &c->layout));
-        assert_ok(rk_model_gather_param(test->model, i, RK_PARAM_GRADIENT, gradient));
+        assert_ok(rk_trainer_gather_grad(rk_model_trainer(test->model), i, gradient));
         for (int64_t k = 1; k <= 2; k++)
             check_element(test, c, i, k * count / 3, gradient[k * count / 3]);
         rk_free(gradient);
@@ -446,7 +447,7 @@ static void read_biases(struct rk_test_model *test, double biases[NUM_BIASES][NU
         if (!strstr(rk_model_param_at(test->model, i)->name, "e_score_correction_bias"))
             continue;
         assert_true(num_biases < NUM_BIASES);
-        assert_ok(rk_model_gather_param(test->model, i, RK_PARAM_VALUE, parts[0]));
+        assert_ok(rk_model_gather_param(test->model, i, parts[0]));
         for (int e = 0; e < NUM_EXPERTS; e++)
             biases[num_biases][e] = parts[0][e] + parts[1][e] + parts[2][e];
         num_biases++;
@@ -484,7 +485,7 @@ static void test_biases_move_towards_even_loads(void **state)
         for (int step = 0; step < 3; step++) {
             assert_ok(run_step(&test, &layout, &stats));
             assert_true(stats.routers.max_load > 1.0);
-            add_moves(&test.model->train->routers, expected);
+            add_moves(&test.model->trainer->routers, expected);
             read_biases(&test, actual);
             assert_memory_equal(actual, expected, sizeof(expected));
         }
@@ -513,12 +514,12 @@ static void test_biases_of_even_loads_stay(void **state)
         int64_t bias = 0;
 
         assert_ok(open_training(&test, TEN_EXPERTS, &layout, NULL));
-        sums = &test.model->train->routers;
+        sums = &test.model->trainer->routers;
         memcpy(sums->host, cases[i].loads, sizeof(cases[i].loads));
-        assert_ok(rk_train_update_biases(test.model));
+        assert_ok(rk_trainer_update_biases(rk_model_trainer(test.model)));
         while (!strstr(rk_model_param_at(test.model, bias)->name, "e_score_correction_bias"))
             bias++;
-        assert_ok(rk_model_gather_param(test.model, bias, RK_PARAM_VALUE, parts[0]));
+        assert_ok(rk_model_gather_param(test.model, bias, parts[0]));
         assert_memory_equal(parts[0], cases[i].moves, sizeof(cases[i].moves));
         rk_test_model_close(&test);
     }
@@ -570,7 +571,7 @@ static void test_checkpoint_has_the_biases(void **state)
     assert_ok(open_training(&test, SIGMOID, &layout, NULL));
     assert_ok(run_step(&test, &layout, &stats));
     read_biases(&test, saved);
-    assert_ok(rk_model_save_checkpoint(test.model, &save, NULL, &report));
+    assert_ok(rk_test_save(test.model, &save, &report));
     assert_ok(open_training(&other, SIGMOID, &layout, NULL));
     read_biases(&other, loaded);
     assert_memory_not_equal(loaded, saved, sizeof(saved));
@@ -591,7 +592,7 @@ static void test_dense_model_has_no_routers(void **state)
 
     (void)state;
     assert_ok(open_training(&test, DENSE, &layout, NULL));
-    assert_null(test.model->train->routers.device);
+    assert_null(test.model->trainer->routers.device);
     assert_ok(run_step(&test, &layout, &stats));
     assert_int_equal(stats.routers.num_layers, 0);
     rk_test_model_close(&test);
@@ -625,8 +626,8 @@ static int compare(struct rk_comm_world *world, void *user)
     RK_RANK_OK(run_step(&one, &one_rank, &golden));
     RK_RANK_OK(open_training(&test, SPARSE, layout, num_ranks_of(layout) > 1 ? world : NULL));
     RK_RANK_OK(run_step(&test, layout, &stats));
-    actual = &test.model->train->routers;
-    expected = &one.model->train->routers;
+    actual = &test.model->trainer->routers;
+    expected = &one.model->trainer->routers;
     for (int64_t i = 0; i < NUM_ROUTES * actual->columns; i++) {
         bool is_count = i % actual->columns <= NUM_EXPERTS + RK_ROUTER_TOKENS;
         double bound = is_count ? 0.0 : 1e-10 * (1.0 + fabs(expected->host[i]));

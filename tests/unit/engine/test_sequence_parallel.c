@@ -55,14 +55,14 @@ static struct rk_status *open_and_train(struct rk_test_model *test, const struct
 
     RK_TRY(rk_test_model_open(test, spec));
     RK_TRY(rk_model_logits(test->model, &batch, logits));
-    RK_TRY(rk_train_enable(test->model, &optim));
+    RK_TRY(rk_test_enable_training(test->model, &optim));
     return rk_test_train_pass(test->model, &batch);
 }
 
 /* This rank's gradient of a replicated parameter. */
 static const double *grad_of(const struct rk_test_model *test, int64_t i)
 {
-    return (const double *)test->model->train->grads + rk_model_placement_at(test->model, i)->offset;
+    return (const double *)test->model->trainer->grads + rk_model_placement_at(test->model, i)->offset;
 }
 
 static int reference_rank(int32_t rank, int32_t num_ranks, void *user)
@@ -133,7 +133,7 @@ static int divided_rank(int32_t rank, int32_t num_ranks, void *user)
                   "logits");
     if (check_sums(&test, run->reference, false))
         return 1;
-    RK_RANK_OK(rk_train_reduce(test.model));
+    RK_RANK_OK(rk_trainer_reduce(rk_model_trainer(test.model)));
     if (check_sums(&test, run->reference, true))
         return 1;
     rk_test_model_close(&test);

@@ -43,7 +43,7 @@ static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *output
 static struct rk_status *micro_batch(struct rk_model *model, int32_t index, bool is_last)
 {
     int32_t dp_rank = model->core->params.coords.axis[RK_AXIS_DP];
-    bool is_empty = index % 3 == 2 && dp_rank == model->train->shards.of[RK_GRAD_DENSE].num_shards - 1;
+    bool is_empty = index % 3 == 2 && dp_rank == model->trainer->shards.of[RK_GRAD_DENSE].num_shards - 1;
     int32_t shift = index + 13 * dp_rank;
     int32_t tokens[NUM_TOKENS], positions[NUM_TOKENS], labels[NUM_TOKENS];
     const int32_t cu_seqlens[] = {0, is_empty ? 0 : NUM_TOKENS};
@@ -60,12 +60,13 @@ static struct rk_status *micro_batch(struct rk_model *model, int32_t index, bool
         positions[t] = t;
         labels[t] = (11 * t + 1 + shift) % 67;
     }
-    return rk_train_micro_batch(model, &(struct rk_train_micro){.packed = &packed,
-                                                                .temperature = 1,
-                                                                .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
-                                                                .is_last = is_last,
-                                                                .loss_fn = loss_fn,
-                                                                .user = (void *)&packed.num_tokens});
+    return rk_trainer_micro_batch(rk_model_trainer(model),
+                                  &(struct rk_train_micro){.packed = &packed,
+                                                           .temperature = 1,
+                                                           .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
+                                                           .is_last = is_last,
+                                                           .loss_fn = loss_fn,
+                                                           .user = (void *)&packed.num_tokens});
 }
 
 static struct rk_status *open_model(struct rk_test_model *test, const struct layout_case *row,
@@ -85,7 +86,7 @@ static struct rk_status *open_model(struct rk_test_model *test, const struct lay
                                      .world = world,
                                      .stream = world ? rk_test_rank_stream(rk_comm_world_rank(world)) : NULL,
                                  }));
-    return rk_train_enable(test->model, &optim);
+    return rk_test_enable_training(test->model, &optim);
 }
 
 /* The sums of this rank's shard after micro-batches first to first + count - 1, the first of them `repeats`
@@ -93,18 +94,18 @@ static struct rk_status *open_model(struct rk_test_model *test, const struct lay
 static struct rk_status *sum_grads(struct rk_model *model, int32_t count, int32_t repeats, double **out,
                                    int64_t *num_elements)
 {
-    const struct rk_train *train = model->train;
-    const struct rk_train_group *group = &train->groups[RK_GRAD_DENSE];
-    float *host = rk_calloc((size_t)train->shard_count, sizeof(*host));
+    const struct rk_trainer *trainer = model->trainer;
+    const struct rk_trainer_group *group = &trainer->groups[RK_GRAD_DENSE];
+    float *host = rk_calloc((size_t)trainer->shard_count, sizeof(*host));
     int64_t total = 0;
 
-    RK_TRY(rk_train_begin(model));
+    RK_TRY(rk_trainer_begin(rk_model_trainer(model)));
     for (int32_t i = 0; i < count * repeats; i++)
         RK_TRY(micro_batch(model, i / repeats, i == count * repeats - 1));
-    RK_TRY(rk_train_settle(model));
-    RK_TRY(rk_train_reduce(model));
+    RK_TRY(rk_trainer_settle(rk_model_trainer(model)));
+    RK_TRY(rk_trainer_reduce(rk_model_trainer(model)));
     for (int64_t s = 0; s < group->segments.count; s++) {
-        rk_tensor_t grads = rk_train_segment_grads(train, &group->segments.items[s]);
+        rk_tensor_t grads = rk_trainer_segment_grads(trainer, &group->segments.items[s]);
 
         RK_ASSERT(grads.dtype == RK_DTYPE_F32);
         RK_TRY(rk_stream_copy(model->core->stream, host + total, grads.data, rk_tensor_bytes(grads),
@@ -164,19 +165,19 @@ static int compare_steps(struct rk_model *whole, struct rk_model *shards)
     struct rk_step_stats expected, actual;
 
     for (int32_t step = 0; step < 3; step++) {
-        RK_RANK_OK(rk_train_begin(whole));
-        RK_RANK_OK(rk_train_begin(shards));
+        RK_RANK_OK(rk_trainer_begin(rk_model_trainer(whole)));
+        RK_RANK_OK(rk_trainer_begin(rk_model_trainer(shards)));
         for (int32_t m = 0; m < 2; m++) {
             RK_RANK_OK(micro_batch(whole, 2 * step + m, m == 1));
             RK_RANK_OK(micro_batch(shards, 2 * step + m, m == 1));
         }
-        RK_RANK_OK(rk_train_step(whole, &expected));
-        RK_RANK_OK(rk_train_step(shards, &actual));
+        RK_RANK_OK(rk_trainer_step(rk_model_trainer(whole), &expected));
+        RK_RANK_OK(rk_trainer_step(rk_model_trainer(shards), &actual));
         RK_RANK_CHECK(fabs(actual.grad_norm - expected.grad_norm) <= RK_TOL_BF16_MODEL * expected.grad_norm,
                       "step %d: norm %g, expected %g", step, actual.grad_norm, expected.grad_norm);
     }
-    RK_RANK_OK(rk_train_begin(shards));
-    RK_RANK_OK(rk_train_step(shards, &actual));
+    RK_RANK_OK(rk_trainer_begin(rk_model_trainer(shards)));
+    RK_RANK_OK(rk_trainer_step(rk_model_trainer(shards), &actual));
     RK_RANK_CHECK(actual.grad_norm == 0, "norm %g without a micro-batch", actual.grad_norm);
     return 0;
 }
@@ -185,8 +186,8 @@ static int compare_steps(struct rk_model *whole, struct rk_model *shards)
  * element. */
 static int compare_memory(const struct rk_model *whole, const struct rk_model *shards)
 {
-    uint64_t count = (uint64_t)whole->train->num_elements, shard = (uint64_t)whole->train->shard_count;
-    uint64_t bucket = (uint64_t)whole->train->groups[RK_GRAD_DENSE].buckets.items[0].count;
+    uint64_t count = (uint64_t)whole->trainer->num_elements, shard = (uint64_t)whole->trainer->shard_count;
+    uint64_t bucket = (uint64_t)whole->trainer->groups[RK_GRAD_DENSE].buckets.items[0].count;
     uint64_t of_whole = rk_model_get_memory(whole).grad_bytes,
              of_shards = rk_model_get_memory(shards).grad_bytes;
 
