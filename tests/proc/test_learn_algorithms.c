@@ -19,30 +19,35 @@
 #define LESS_ENTROPY "actor_rollout_ref.actor.entropy_coeff=0.04"
 
 struct algorithm {
-    const char *name, *job;
+    const char *name;
+    int devices_min;
+    const char *job;
     const char *changes[4];
 };
 
 static const struct algorithm algorithms[] = {
-    {"ppo", EXAMPLES "ppo.json", {0}},
-    {"dapo", EXAMPLES "dapo.json", {0}},
-    {"rloo", EXAMPLES "grpo.json", {"algorithm.adv_estimator=rloo", LESS_ENTROPY}},
-    {"reinforce_plus_plus", EXAMPLES "grpo.json", {"algorithm.adv_estimator=reinforce_plus_plus"}},
-    {"gspo", EXAMPLES "grpo.json", {"actor_rollout_ref.actor.policy_loss.loss_mode=gspo"}},
+    {"ppo", 1, EXAMPLES "ppo.json", {0}},
+    {"dapo", 1, EXAMPLES "dapo.json", {0}},
+    {"rloo", 1, EXAMPLES "grpo.json", {"algorithm.adv_estimator=rloo", LESS_ENTROPY}},
+    {"reinforce_plus_plus", 1, EXAMPLES "grpo.json", {"algorithm.adv_estimator=reinforce_plus_plus"}},
+    {"gspo", 1, EXAMPLES "grpo.json", {"actor_rollout_ref.actor.policy_loss.loss_mode=gspo"}},
     {"dr_grpo",
+     1,
      EXAMPLES "grpo.json",
      {"algorithm.norm_adv_by_std_in_grpo=false",
       "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", LESS_ENTROPY}},
-    {"moe", EXAMPLES "moe.json", {0}},
+    {"moe", 1, EXAMPLES "moe.json", {0}},
     {"moe_ep",
+     2,
      EXAMPLES "moe.json",
      {TP "1", "actor_rollout_ref.actor.megatron.expert_model_parallel_size=2"}},
     {"moe_ep_rollout",
+     2,
      EXAMPLES "moe.json",
      {TP "1", "actor_rollout_ref.actor.megatron.expert_model_parallel_size=2",
       "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
       "actor_rollout_ref.rollout.expert_parallel_size=2"}},
-    {"mla", EXAMPLES "mla.json", {0}},
+    {"mla", 1, EXAMPLES "mla.json", {0}},
 };
 
 static void learn(const struct algorithm *algorithm, const char *seed)
@@ -77,20 +82,24 @@ static void learn(const struct algorithm *algorithm, const char *seed)
     rk_free(dir);
 }
 
+static const struct algorithm *find_algorithm(void)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(algorithms); i++) {
+        if (strcmp(RK_TEST_ALGORITHM, algorithms[i].name) == 0)
+            return &algorithms[i];
+    }
+    return NULL;
+}
+
 /* Goal: three seeds raise the reward. */
 static void test_learn_algorithm_raises_the_reward(void **state)
 {
     static const char *const seeds[] = {"42", "7", "1234"};
-    const struct algorithm *algorithm = NULL;
 
     (void)state;
-    for (size_t i = 0; i < RK_ARRAY_LEN(algorithms); i++) {
-        if (strcmp(RK_TEST_ALGORITHM, algorithms[i].name) == 0)
-            algorithm = &algorithms[i];
-    }
-    assert_non_null(algorithm);
+    assert_non_null(find_algorithm());
     for (size_t i = 0; i < RK_ARRAY_LEN(seeds); i++)
-        learn(algorithm, seeds[i]);
+        learn(find_algorithm(), seeds[i]);
 }
 
 int main(void)
@@ -98,7 +107,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_learn_algorithm_raises_the_reward),
     };
+    const struct algorithm *algorithm = find_algorithm();
 
-    skip_without_devices(1);
+    skip_without_devices(algorithm ? algorithm->devices_min : 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
