@@ -1,7 +1,7 @@
 /* A family with the layers of Llama and sizes of its own.
  *
  * A template of CONTRIBUTING.md (tests/scripts/test_contributing.py). */
-#include "engine/model/model_internal.h"
+#include "engine/model/model.h"
 
 static struct rk_status *example_parse_config(struct rk_model_config *out, const struct rk_json *hf_config)
 {
