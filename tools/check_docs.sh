@@ -4,6 +4,7 @@
 #   - README.md links to every page of docs/;
 #   - sources that pages of docs/ name by path exist, and identifiers of rankd are used in the sources;
 #   - internal headers that pages and comments name exist;
+#   - losses, estimators, rewards, loggers and families are named by the page that describes them;
 #   - no two decisions of docs/adr have the same number;
 #   - every script has its run bit, as pages call them;
 #   - pages call pip only in a virtual environment, because Debian's refuses to install outside of one;
@@ -71,6 +72,20 @@ grep -rnoE '[a-z][a-z0-9_]*_internal\.h' docs CONTRIBUTING.md base proto kernels
     awk -F: 'NR == FNR { known[$0]; next } !($3 in known) { print $1 ":" $2 ": names " $3 ", which does not exist" }' "$known" - \
         >>"$problems"
 rm -f "$known"
+
+# described PAGE LIST: the page has the name of every row X(NAME of the list.
+described() {
+    sed -nE "s/^ *X\((sum_)?([a-z][a-z0-9_]*)[,)].*/\\2/p" "$2" | while read -r name; do
+        grep -qwF "$name" "$1" || echo "$1: lacks $name of $2"
+    done
+}
+{
+    described docs/algorithms.md base/config/losses.def
+    described docs/algorithms.md rl/algo/advantages.def
+    described docs/rewards.md rl/rewards/rewards.def
+    described docs/logging.md rl/loggers/loggers.def
+    described docs/models.md base/format/families.def
+} >>"$problems"
 
 find docs/adr -name '*.md' | sed 's|.*/||; s/-.*//' | sort | uniq -d | sed 's/^/docs\/adr: two pages have the number /' >>"$problems"
 

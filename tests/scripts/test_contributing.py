@@ -1,8 +1,8 @@
 """test_contributing.py SOURCE_DIR [build]: goal: what is added by exactly the files that CONTRIBUTING.md names works.
 
-Method: adds a loss, an advantage estimator, a reward, a model family and a worker method, each named "example", from the templates in
+Method: adds a loss, an advantage estimator, a reward, a logger, a model family and a worker method, each named "example", from the templates in
 contributing/ to a copy of the tree. Each may touch the files of its row in the table of the page and no others. With `build`, the copy
-is built; a job trains a model of the family with the loss, the estimator and the reward, and the method is called on a daemon.
+is built; a job trains a model of the family with the loss, the estimator, the reward and the logger, and the method is called on a daemon.
 Exits with 77 without git.
 """
 import json
@@ -27,6 +27,7 @@ ADDITIONS = {
          '    X(arg, policy, "rollout_log_probs", F32, "B,R", false, "of the rollout; needed with loss_mode=example") \\')]),
     "an advantage estimator": ("adv_example.c", [("rl/algo/advantages.def", r"X\(gae\)", "X(example)")]),
     "a reward": ("reward_example.c", [("rl/rewards/rewards.def", r"    X\(gsm8k\)", "    X(example) \\")]),
+    "a logger": ("logger_example.c", [("rl/loggers/loggers.def", r"    X\(file\)", "    X(example) \\")]),
     "a model family": ("family_example.c", [("base/format/families.def", r"X\(llama\)", "X(example)")]),
     "a worker method": ("m_example.c", [
         ("proto/methods.def", r"    X\(GET_MESH_INFO, ",
@@ -114,8 +115,10 @@ def check_choices(bin_dir, tree):
     text = run(bin_dir / "rankctl", "config", "check", tree / JOB, "actor_rollout_ref.actor.policy_loss.loss_mode=nonsense", code=2)
     if "|example|" not in f"|{re.sub(r'[^a-z_]+', '|', text)}|":
         fail(f"the choices of loss_mode lack example: {text}")
-    if " example " not in run(bin_dir / "rankctl", "run", "--help"):
-        fail("the help of reward.name lacks example")
+    text = run(bin_dir / "rankctl", "run", "--help")
+    for key in "reward.name", "trainer.logger":
+        if not re.search(rf"^ *{key} .* example ", text, re.M):
+            fail(f"the help of {key} lacks example")
 
 
 def write_job(tree, temp):
@@ -131,14 +134,16 @@ def write_job(tree, temp):
     actor["megatron"]["tensor_model_parallel_size"] = 1
     actor |= {"ppo_mini_batch_size": 6, "policy_loss": {"loss_mode": "example"}}
     job |= {"algorithm": {"adv_estimator": "example"}, "reward": {"name": "example"}}
-    job["trainer"]["total_training_steps"] = 2
+    job["trainer"] |= {"total_training_steps": 2, "logger": ["console", "example"]}
     (temp / "job.json").write_text(json.dumps(job))
     return temp / "job.json"
 
 
 def check_training(bin_dir, job, temp):
     """3 for every response, half of it as advantage; -A r of the first update, whose ratios are 1."""
-    run(bin_dir / "rankctl", "run", job, "--local", "1", f"--run-dir={temp / 'run'}")
+    text = run(bin_dir / "rankctl", "run", job, "--local", "1", f"--run-dir={temp / 'run'}")
+    if "example: step 2 has " not in text:
+        fail(f"the logger wrote nothing: {text}")
     steps = [json.loads(line) for line in (temp / "run" / "metrics.jsonl").read_text().splitlines()]
     first = next(step for step in steps if "actor/pg_loss" in step)
     expect("critic/score/mean", first["critic/score/mean"], 3.0)
