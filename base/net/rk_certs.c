@@ -10,15 +10,14 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_random.h"
 
 #define CURVE           "P-256"
-#define SERIAL_BYTES    16
+#define SERIAL_BITS     127 /* positive, and always of 16 bytes */
 #define COMMON_NAME_MAX 64
-#define VERSION_3       2 /* as X.509 counts */
 
 /* --- names --- */
 
+/* libcrypto also takes blanks and signs in an address. */
 static bool is_address(const char *name)
 {
     uint8_t discard[16];
@@ -101,51 +100,42 @@ static struct rk_status *set_subject(X509 *cert, const char *common_name)
 
 /* --- the rest --- */
 
-static void add_extension(X509 *cert, X509 *issuer, int nid, const char *value)
+static void add_extensions(X509 *cert, X509 *issuer, rk_cert_use_t use)
 {
-    X509_EXTENSION *extension;
+    static const struct {
+        int nid;
+        const char *value[RK_CERT_CLIENT + 1]; /* by use; NULL: none */
+    } rows[] = {
+        {NID_basic_constraints, {"critical,CA:TRUE,pathlen:0", "critical,CA:FALSE", "critical,CA:FALSE"}},
+        {NID_key_usage,
+         {"critical,keyCertSign,cRLSign", "critical,digitalSignature", "critical,digitalSignature"}},
+        {NID_ext_key_usage, {NULL, "serverAuth,clientAuth", "clientAuth"}},
+        {NID_subject_key_identifier, {"hash", "hash", "hash"}},
+        {NID_authority_key_identifier, {"keyid", "keyid", "keyid"}},
+    };
     X509V3_CTX context;
 
     X509V3_set_ctx(&context, issuer, cert, NULL, NULL, 0);
-    extension = X509V3_EXT_conf_nid(NULL, &context, nid, value);
-    RK_ASSERT(extension);
-    RK_ASSERT(X509_add_ext(cert, extension, -1) == 1);
-    X509_EXTENSION_free(extension);
-}
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        X509_EXTENSION *extension;
 
-static void add_extensions(X509 *cert, X509 *issuer, rk_cert_use_t use)
-{
-    bool is_authority = use == RK_CERT_AUTHORITY;
-
-    add_extension(cert, issuer, NID_basic_constraints,
-                  is_authority ? "critical,CA:TRUE,pathlen:0" : "critical,CA:FALSE");
-    add_extension(cert, issuer, NID_key_usage,
-                  is_authority ? "critical,keyCertSign,cRLSign" : "critical,digitalSignature");
-    if (!is_authority)
-        add_extension(cert, issuer, NID_ext_key_usage,
-                      use == RK_CERT_HOST ? "serverAuth,clientAuth" : "clientAuth");
-    add_extension(cert, issuer, NID_subject_key_identifier, "hash");
-    add_extension(cert, issuer, NID_authority_key_identifier, "keyid");
-}
-
-static struct rk_status *set_serial(X509 *cert)
-{
-    uint8_t serial[SERIAL_BYTES];
-    BIGNUM *number;
-
-    RK_TRY(rk_random_bytes(serial, sizeof(serial)));
-    serial[0] = (uint8_t)((serial[0] & 0x7f) | 0x40); /* positive, and always of that length */
-    number = BN_bin2bn(serial, sizeof(serial), NULL);
-    RK_ASSERT(number && BN_to_ASN1_INTEGER(number, X509_get_serialNumber(cert)));
-    BN_free(number);
-    return NULL;
+        if (!rows[i].value[use])
+            continue;
+        extension = X509V3_EXT_conf_nid(NULL, &context, rows[i].nid, rows[i].value[use]);
+        RK_ASSERT(extension && X509_add_ext(cert, extension, -1) == 1);
+        X509_EXTENSION_free(extension);
+    }
 }
 
 static struct rk_status *fill(X509 *cert, EVP_PKEY *key, const struct rk_cert_spec *spec, X509 *issuer)
 {
-    RK_TRY(set_serial(cert));
+    BIGNUM *serial = BN_new();
+
+    RK_ASSERT(serial && BN_rand(serial, SERIAL_BITS, BN_RAND_TOP_ONE, BN_RAND_BOTTOM_ANY) == 1);
+    RK_ASSERT(BN_to_ASN1_INTEGER(serial, X509_get_serialNumber(cert)));
+    BN_free(serial);
     RK_TRY(set_subject(cert, spec->common_name));
-    RK_ASSERT(X509_set_version(cert, VERSION_3) == 1);
+    RK_ASSERT(X509_set_version(cert, X509_VERSION_3) == 1);
     RK_ASSERT(X509_time_adj_ex(X509_getm_notBefore(cert), 0, 0, &(time_t){(time_t)spec->from_s}));
     RK_ASSERT(X509_time_adj_ex(X509_getm_notAfter(cert), 0, 0, &(time_t){(time_t)spec->until_s}));
     RK_ASSERT(X509_set_pubkey(cert, key) == 1);
