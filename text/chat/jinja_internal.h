@@ -270,6 +270,8 @@ bool rk_parser_is_op(const struct rk_parser *p, int32_t op);
 bool rk_parser_skip_name(struct rk_parser *p, const char *name);
 bool rk_parser_skip_op(struct rk_parser *p, int32_t op);
 void rk_parser_expect_op(struct rk_parser *p, int32_t op);
+/* Whether a list that `close` ends has another item, behind a comma unless it is the first. */
+bool rk_parser_has_more(struct rk_parser *p, int32_t close, bool is_first);
 void rk_parser_next(struct rk_parser *p); /* consumes a token */
 /* Keeps the status as the error, with the line of the current token, unless there is an earlier one. */
 void rk_parser_fail(struct rk_parser *p, struct rk_status *st);

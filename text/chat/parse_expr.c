@@ -138,17 +138,13 @@ rk_value_t rk_parser_text(struct rk_parser *p, const char *data, int64_t bytes)
 void rk_parser_take_name(struct rk_parser *p, struct rk_node *node)
 {
     const struct rk_jinja_token *token = rk_parser_peek(p);
-    char *name;
+    char *name = token->type == RK_LEX_NAME ? alloc(p, (size_t)token->bytes + 1) : NULL;
 
-    if (token->type != RK_LEX_NAME) {
+    if (!name) {
         rk_parser_unexpected(p, "a name");
         return;
     }
-    name = rk_arena_strndup(p->jinja->arena, token->text, (size_t)token->bytes);
-    if (!name) {
-        rk_parser_fail(p, RK_FAIL(RK_RESOURCE_EXHAUSTED, "out of memory"));
-        return;
-    }
+    memcpy(name, token->text, (size_t)token->bytes);
     node->value = rk_parser_text(p, name, token->bytes);
     node->id = rk_jinja_intern(p->jinja, name);
     rk_parser_next(p);
@@ -156,17 +152,22 @@ void rk_parser_take_name(struct rk_parser *p, struct rk_node *node)
 
 /* --- lists of expressions --- */
 
+bool rk_parser_has_more(struct rk_parser *p, int32_t close, bool is_first)
+{
+    if (p->error || rk_parser_skip_op(p, close))
+        return false;
+    if (!is_first)
+        rk_parser_expect_op(p, ',');
+    return !p->error && (is_first || !rk_parser_skip_op(p, close));
+}
+
 /* Parses expressions up to and including the closing operator. */
 static struct rk_node *parse_items(struct rk_parser *p, rk_node_kind_t kind, int32_t close)
 {
     struct rk_node *node = rk_parser_node(p, kind), *item;
     const struct rk_node **tail = &node->items;
 
-    while (!rk_parser_skip_op(p, close) && !p->error) {
-        if (node->items)
-            rk_parser_expect_op(p, ',');
-        if (rk_parser_skip_op(p, close))
-            break;
+    while (rk_parser_has_more(p, close, !node->items)) {
         *tail = item = rk_parse_expr(p, true);
         tail = &item->next;
         if (kind != RK_NODE_DICT)
@@ -418,14 +419,9 @@ static void parse_arguments(struct rk_parser *p, struct rk_node *node)
 {
     const struct rk_node *before = NULL, **tail = &node->items;
 
-    while (!rk_parser_skip_op(p, ')') && !p->error) {
-        struct rk_node *argument;
+    while (rk_parser_has_more(p, ')', !before)) {
+        struct rk_node *argument = parse_argument(p, before);
 
-        if (before)
-            rk_parser_expect_op(p, ',');
-        if (rk_parser_skip_op(p, ')'))
-            break;
-        argument = parse_argument(p, before);
         *tail = before = argument;
         tail = &argument->next;
     }

@@ -131,16 +131,12 @@ static bool reach(struct rk_render *r, struct rk_for_loop *loop, int64_t count)
 
     while (loop->items->count < count && loop->num_tested < loop->source->count && rk_render_step(r, 1)) {
         rk_value_t item = loop->source->items[loop->num_tested++];
-        bool passes = true;
 
-        if (loop->node->c) {
-            rk_scope_push(r, loop->scope);
-            assign(r, loop->node->a, item);
-            passes = rk_eval_truth(r, loop->node->c);
-            r->scope = outer;
-        }
-        if (passes)
+        rk_scope_push(r, loop->scope);
+        assign(r, loop->node->a, item);
+        if (rk_eval_truth(r, loop->node->c))
             rk_list_append(r, loop->items, item);
+        r->scope = outer;
     }
     return loop->items->count >= count;
 }
@@ -211,12 +207,15 @@ static void run_for(struct rk_render *r, const struct rk_node *node)
     struct rk_scope *outer = r->scope;
     rk_value_t variable = {.kind = RK_VALUE_LOOP, .loop = loop};
     rk_flow_signal_t signal = RK_SIGNAL_NONE;
+    struct rk_list *source;
     bool is_empty = true; /* until a body runs to its end: Jinja runs `else` after break and continue too */
 
+    source = rk_value_items(r, rk_eval(r, node->b));
     *loop = (struct rk_for_loop){.node = node,
                                  .scope = outer,
-                                 .source = rk_value_items(r, rk_eval(r, node->b)),
-                                 .items = rk_value_new_list(r, RK_VALUE_LIST).list};
+                                 .source = source,
+                                 .num_tested = node->c ? 0 : source->count,
+                                 .items = node->c ? rk_value_new_list(r, RK_VALUE_LIST).list : source};
     for (; signal != RK_SIGNAL_BREAK && reach(r, loop, loop->index0 + 1) && !r->error; loop->index0++) {
         rk_scope_push(r, outer);
         rk_scope_put(r, r->jinja->id_loop, variable);
