@@ -349,10 +349,26 @@ static struct rk_status *read_owner(struct rk_model_build *build)
     return st ? RK_WRAP(st, "plan_owner") : NULL;
 }
 
+/* With pp fastest, as for a rollout, the driver takes the results of stage 0; the last stage has them. */
+static struct rk_status *check_order(const struct rk_role *role)
+{
+    int32_t pp = rk_mesh_axis_size(role->mesh, RK_AXIS_PP);
+    struct rk_mesh_coords last = {.axis = {[RK_AXIS_PP] = pp - 1}};
+
+    if (rk_mesh_is_collector(role->mesh, rk_mesh_rank_at(role->mesh, &last)))
+        return NULL;
+    return RK_FAIL(
+        RK_INVALID_ARGUMENT,
+        "mesh of role '%s': order=%s with pp=%d, expected an order in which pp is not the first axis, "
+        "such as " RK_MESH_ORDER_TRAIN ", or pp=1",
+        role->name, rk_mesh_get_spec(role->mesh).order, pp);
+}
+
 struct rk_status *rk_model_build_prepare(struct rk_model_build *build)
 {
     const struct rk_json *options = build->call->job->options;
 
+    RK_TRY(check_order(build->call->role));
     RK_TRY(read_sources(build, options));
     RK_TRY(rk_model_build_read_plan(build));
     RK_TRY(read_tokens(&build->desc.limits.log_prob_tokens, build, "log_prob_max_token_len_per_gpu"));

@@ -369,6 +369,34 @@ static void test_bad_options_keep_the_world(void **state)
     test_cluster_close(&cluster);
 }
 
+/* Goal: a pipeline whose first stage the driver would take results from, which the last one has, is refused.
+ */
+static void test_init_model_refuses_pp_as_fastest_axis(void **state)
+{
+    const struct test_mesh meshes[] = {{"actor", {.pp = 2, .order = RK_MESH_ORDER_ROLLOUT}},
+                                       {"ref", {.tp = 2, .order = RK_MESH_ORDER_ROLLOUT}}};
+    struct test_cluster cluster;
+    struct rk_job *jobs[2];
+    char *options = test_init_options("");
+
+    (void)state;
+    test_cluster_open(&cluster, 2, NULL);
+    test_cluster_configure(&cluster, 1, meshes, 2);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        jobs[rank] = test_method_job("actor", "init_model", options, NULL);
+        rk_worker_submit(cluster.workers[rank], jobs[rank]);
+    }
+    for (int32_t rank = 0; rank < 2; rank++) {
+        test_cluster_wait(&cluster, jobs[rank]);
+        assert_fails(rk_status_clone(jobs[rank]->status), RK_INVALID_ARGUMENT,
+                     "mesh of role 'actor': order=pp-tp-dp with pp=2, expected an order");
+        rk_job_destroy(jobs[rank]);
+    }
+    test_cluster_init_model(&cluster, "ref", "");
+    rk_free(options);
+    test_cluster_close(&cluster);
+}
+
 /* Goal: if one rank cannot build a model, no rank keeps one. */
 static void test_init_model_failing_on_one_rank_leaves_none(void **state)
 {
@@ -802,6 +830,7 @@ int main(void)
         cmocka_unit_test(test_iteration_layouts_agree),
         cmocka_unit_test(test_bad_row_on_one_replica_fails_all_ranks),
         cmocka_unit_test(test_bad_options_keep_the_world),
+        cmocka_unit_test(test_init_model_refuses_pp_as_fastest_axis),
         cmocka_unit_test(test_init_model_failing_on_one_rank_leaves_none),
         cmocka_unit_test(test_cancel_one_rank_cancels_all),
         cmocka_unit_test(test_cancel_before_one_rank_begins_cancels_all),
