@@ -46,7 +46,6 @@ struct rk_call_stream {
     struct rk_assembler *assembler;
 
     struct rk_status *error; /* of this side or the daemon; the first one is kept */
-    bool is_lost;
 };
 
 void rk_call_stream_abandon(struct rk_call_stream *stream, struct rk_status *st)

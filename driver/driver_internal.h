@@ -263,7 +263,6 @@ void rk_upload_reap(struct rk_driver *driver, bool wait);
 struct rk_call_stream;
 
 struct rk_call_stream_config {
-    struct rk_driver *driver;
     struct rk_client *client;
     const struct rk_upload *upload;         /* NULL: no input columns */
     const struct rk_execute_header *header; /* fence, seq and collect are set by the stream */

@@ -36,7 +36,6 @@ static struct rk_status *open_stream(struct rk_invocation *inv, int32_t rank)
 {
     int32_t chunk = inv->dispatch->chunk_of_rank[rank];
     struct rk_call_stream_config config = {
-        .driver = inv->driver,
         .client = &inv->driver->clients[rank],
         .upload = inv->uploads ? inv->uploads[chunk] : NULL,
         .header = &inv->header,

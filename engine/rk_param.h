@@ -33,7 +33,6 @@ typedef enum rk_grad_group {
 } rk_grad_group_t;
 
 struct rk_grad_group_row {
-    const char *name;
     rk_mesh_group_kind_t ranks;
     uint32_t axes; /* RK_AXIS_BIT of the axes in which the ranks of a group differ */
 };
@@ -77,10 +76,9 @@ struct rk_param_split {
 };
 
 struct rk_param {
-    char name[96];               /* Hugging Face's: "model.layers.0.self_attn.q_proj.weight" */
-    char alias[48];              /* second name in files, read if the first one is missing; or "" */
-    struct rk_param_stack stack; /* read when both names are missing */
-    rk_dtype_t dtype;
+    char name[96];                /* Hugging Face's: "model.layers.0.self_attn.q_proj.weight" */
+    char alias[48];               /* second name in files, read if the first one is missing; or "" */
+    struct rk_param_stack stack;  /* read when both names are missing */
     int32_t rank;                 /* 1 or 2 */
     int64_t shape[RK_PARAM_DIMS]; /* global, unpadded; shape[1] of a vector is 1 */
     uint32_t flags;               /* enum rk_param_flags */

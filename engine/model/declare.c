@@ -141,7 +141,7 @@ struct rk_status *rk_model_declare(struct rk_model_core *core, const struct rk_m
 
     RK_ASSERT(family);
     RK_TRY(make_pipeline(core, mesh));
-    RK_TRY(rk_params_init(&core->params, mesh, coords, core->dtype));
+    RK_TRY(rk_params_init(&core->params, mesh, coords));
     core->params.splits_rows = core->layout.sequence_parallel && rk_params_tp_size(&core->params) > 1;
     core->embedding.weight = rk_vocabulary_declare(&core->params, &core->config, "model.embed_tokens.weight",
                                                    is_tied ? "lm_head.weight" : NULL);

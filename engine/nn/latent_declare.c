@@ -35,7 +35,6 @@ static void declare_shapes(struct rk_block *block, const struct rk_model_config 
 
     decl->rope = rk_rope_of_config(config);
     decl->rope.width = latent->rope;
-    decl->rope.is_interleaved = latent->is_interleaved;
     decl->num_caches = 1;
     decl->caches[0] = (struct rk_cache_decl){"latent", 1, width};
     decl->num_activations = RK_LATENT_NUM_ACTIVATIONS;

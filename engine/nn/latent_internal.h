@@ -12,7 +12,7 @@ struct rk_latent {
     struct rk_weight o;
     struct rk_weight q_norm, kv_norm;
     int64_t num_heads, q_rank, kv_rank, nope, rope, v_head_dim;
-    bool is_interleaved;
+    bool is_interleaved; /* pairs of RoPE are columns 2 k and 2 k + 1, not k and k + width / 2 */
     float scale;
     int64_t expanded_bytes; /* bytes of keys and values that a step over a cache computes at a time */
 };

@@ -253,8 +253,7 @@ struct rk_status *rk_norm_bwd(const struct rk_pass *pass, const struct rk_weight
 /* --- rope.c --- */
 /* Parameters of a RoPE table. */
 struct rk_rope_spec {
-    int64_t width;       /* columns of a head that RoPE applies to, an even number; 0: none */
-    bool is_interleaved; /* pairs are columns 2 k and 2 k + 1, not k and k + width / 2 */
+    int64_t width; /* columns of a head that RoPE applies to, an even number; 0: none */
     double theta;
     struct rk_rope_scaling scaling;
 };
@@ -391,7 +390,6 @@ struct rk_head {
 
 /* Several ids per position, as in struct rk_head_ids; none if not requested. */
 struct rk_head_id_tensors {
-    rk_tensor_t ids;           /* I32 [L, K] */
     rk_tensor_t log_probs;     /* stat [L, K]: their log-probs, or the gradients with respect to these */
     rk_tensor_t log_prob_sum;  /* stat [L]: of gradients, sum over the ids */
     rk_tensor_t top_ids;       /* I32 [L, K] */

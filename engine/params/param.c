@@ -22,8 +22,8 @@ static bool is_held(const struct rk_param *param, const struct rk_mesh_coords *c
 }
 
 const struct rk_grad_group_row rk_grad_groups[RK_GRAD_GROUPS] = {
-    [RK_GRAD_DENSE] = {"dense", RK_GROUP_DP_CP, RK_AXIS_BIT(RK_AXIS_DP) | RK_AXIS_BIT(RK_AXIS_CP)},
-    [RK_GRAD_EXPERT] = {"expert", RK_GROUP_EDP, RK_AXIS_BIT(RK_AXIS_EDP)},
+    [RK_GRAD_DENSE] = {RK_GROUP_DP_CP, RK_AXIS_BIT(RK_AXIS_DP) | RK_AXIS_BIT(RK_AXIS_CP)},
+    [RK_GRAD_EXPERT] = {RK_GROUP_EDP, RK_AXIS_BIT(RK_AXIS_EDP)},
 };
 
 rk_grad_group_t rk_param_grad_group(const struct rk_param *param)

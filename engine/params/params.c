@@ -14,9 +14,9 @@
 #define SHARD_ALIGN_ELEMENTS 128
 
 struct rk_status *rk_params_init(struct rk_param_table *table, const struct rk_mesh *mesh,
-                                 const struct rk_mesh_coords *coords, rk_dtype_t dtype)
+                                 const struct rk_mesh_coords *coords)
 {
-    *table = (struct rk_param_table){.coords = *coords, .dtype = dtype};
+    *table = (struct rk_param_table){.coords = *coords};
     return rk_mesh_clone(&table->mesh, mesh);
 }
 
@@ -61,7 +61,6 @@ int64_t rk_params_add(struct rk_param_table *table, const struct rk_param_spec *
     grow(table);
     param = &table->params[table->count];
     *param = (struct rk_param){
-        .dtype = table->dtype,
         .rank = spec->cols ? 2 : 1,
         .shape = {spec->rows, spec->cols ? spec->cols : 1},
         .flags = make_flags(table, spec),

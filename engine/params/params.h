@@ -19,7 +19,6 @@ struct rk_param_table {
     struct rk_mesh *mesh; /* owned */
     struct rk_mesh_coords coords;
     int32_t stage;        /* pipeline stage of the rows that are added next */
-    rk_dtype_t dtype;     /* dtype of the flat buffer of parameters */
     bool splits_rows;     /* tp ranks split the rows of the residual stream: set before rows are added */
     int64_t num_elements; /* length of a flat buffer with padding; 0 until laid out */
     struct rk_param_range {
@@ -46,7 +45,7 @@ struct rk_param_spec {
 
 /* Copies the mesh. `coords` are this rank's coordinates in it. */
 struct rk_status *rk_params_init(struct rk_param_table *table, const struct rk_mesh *mesh,
-                                 const struct rk_mesh_coords *coords, rk_dtype_t dtype) RK_NODISCARD;
+                                 const struct rk_mesh_coords *coords) RK_NODISCARD;
 /* Appends a row and returns its index. The caller has checked that the parts divide the split dimension. */
 int64_t rk_params_add(struct rk_param_table *table, const struct rk_param_spec *spec, const char *name_fmt,
                       ...) RK_PRINTF(3, 4);

@@ -28,7 +28,7 @@ static struct rk_param_table make_table(int32_t dp_size)
     struct rk_mesh *mesh = make_mesh(&(struct rk_mesh_spec){.dp = dp_size}, 0, &coords);
     struct rk_param_table table;
 
-    assert_ok(rk_params_init(&table, mesh, &coords, RK_DTYPE_F32));
+    assert_ok(rk_params_init(&table, mesh, &coords));
     rk_mesh_destroy(mesh);
     return table;
 }
@@ -344,7 +344,7 @@ static struct rk_param_table make_groups(const struct rk_mesh *mesh, int32_t ran
     struct rk_mesh_coords coords;
 
     assert_true(rk_mesh_find_coords(mesh, rank, &coords));
-    assert_ok(rk_params_init(&table, mesh, &coords, RK_DTYPE_F32));
+    assert_ok(rk_params_init(&table, mesh, &coords));
     for (size_t i = 0; i < RK_ARRAY_LEN(group_rows); i++)
         rk_params_add(&table,
                       &(struct rk_param_spec){.rows = group_rows[i].rows,

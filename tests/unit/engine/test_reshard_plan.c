@@ -44,7 +44,6 @@ static struct rk_param make_param(const struct row_case *row, const struct rk_me
 {
     int32_t num_stages = rk_mesh_axis_size(mesh, RK_AXIS_PP), ep = rk_mesh_axis_size(mesh, RK_AXIS_EP);
     struct rk_param param = {
-        .dtype = RK_DTYPE_BF16,
         .rank = row->cols > 1 ? 2 : 1,
         .shape = {row->rows, row->cols},
         .stage = row->layer * num_stages / 2,
