@@ -10,7 +10,9 @@
 
 #define FILTER(name) static rk_value_t name(struct rk_render *r, const struct rk_row_call *call)
 
-rk_value_t rk_attribute_of(struct rk_render *r, rk_value_t attribute, rk_value_t item)
+/* The member of the item that the argument `attribute` names: "name", "a.b" or a number; UNSET, None: the
+ * item. */
+static rk_value_t attribute_of(struct rk_render *r, rk_value_t attribute, rk_value_t item)
 {
     const struct rk_text *path = attribute.string;
 
@@ -216,7 +218,7 @@ FILTER(run_join)
     for (int64_t i = 0; i < items->count && !r->error; i++) {
         if (i > 0)
             rk_text_append(r, &text, separator.string->data, separator.string->bytes);
-        rk_value_format(r, rk_attribute_of(r, call->args[1], items->items[i]), &text);
+        rk_value_format(r, attribute_of(r, call->args[1], items->items[i]), &text);
     }
     return rk_value_take_string(r, &text);
 }
@@ -281,7 +283,7 @@ FILTER(run_map)
         return RK_RAISE(r, "map: expected the name of a filter, or attribute= and default=");
     for (int64_t i = 0; i < items->count && !r->error; i++) {
         rk_value_t item = has_filter ? call_named(r, call->actuals, 0, true, items->items[i])
-                                     : rk_attribute_of(r, *attribute, items->items[i]);
+                                     : attribute_of(r, *attribute, items->items[i]);
 
         if (!has_filter && item.kind == RK_VALUE_UNDEFINED && fallback && fallback->kind != RK_VALUE_NONE)
             item = *fallback;
@@ -303,7 +305,7 @@ FILTER(run_select)
     if (first)
         attribute = args->items[0];
     for (int64_t i = 0; i < items->count && !r->error; i++) {
-        rk_value_t value = rk_attribute_of(r, attribute, items->items[i]);
+        rk_value_t value = attribute_of(r, attribute, items->items[i]);
 
         if (args->count > first)
             value = call_named(r, call->actuals, first, false, value);
@@ -320,7 +322,7 @@ FILTER(run_unique)
     rk_value_t unique = rk_value_new_list(r, RK_VALUE_ITERATOR), seen = rk_value_new_dict(r, RK_VALUE_DICT);
 
     for (int64_t i = 0; i < items->count && !r->error; i++) {
-        rk_value_t key = fold(r, rk_attribute_of(r, call->args[1], items->items[i]), case_sensitive);
+        rk_value_t key = fold(r, attribute_of(r, call->args[1], items->items[i]), case_sensitive);
 
         if (rk_dict_find(r, seen.dict, key) < 0)
             rk_list_append(r, unique.list, items->items[i]);
@@ -369,7 +371,7 @@ static rk_value_t sort_items(struct rk_render *r, const struct rk_list *items, r
     rk_value_t sorted = rk_value_new_list(r, RK_VALUE_LIST);
 
     for (int64_t i = 0; i < items->count; i++)
-        entries[i] = (struct entry){fold(r, rk_attribute_of(r, attribute, items->items[i]), case_sensitive),
+        entries[i] = (struct entry){fold(r, attribute_of(r, attribute, items->items[i]), case_sensitive),
                                     items->items[i]};
     sort_entries(r, entries, items->count, reverse);
     for (int64_t i = 0; i < items->count; i++)

@@ -270,8 +270,6 @@ bool rk_parser_is_op(const struct rk_parser *p, int32_t op);
 bool rk_parser_skip_name(struct rk_parser *p, const char *name);
 bool rk_parser_skip_op(struct rk_parser *p, int32_t op);
 void rk_parser_expect_op(struct rk_parser *p, int32_t op);
-/* Whether a list that `close` ends has another item, behind a comma unless it is the first. */
-bool rk_parser_has_more(struct rk_parser *p, int32_t close, bool is_first);
 void rk_parser_next(struct rk_parser *p); /* consumes a token */
 /* Keeps the status as the error, with the line of the current token, unless there is an earlier one. */
 void rk_parser_fail(struct rk_parser *p, struct rk_status *st);
@@ -377,7 +375,6 @@ rk_value_t rk_value_new_string(struct rk_render *r, const char *data, size_t byt
 rk_value_t rk_value_take_string(struct rk_render *r, struct rk_str *text); /* empties it */
 rk_value_t rk_value_new_list(struct rk_render *r, rk_value_kind_t kind);
 void rk_list_append(struct rk_render *r, struct rk_list *list, rk_value_t item);
-rk_value_t rk_value_new_pair(struct rk_render *r, rk_value_t first, rk_value_t second);
 rk_value_t rk_value_new_dict(struct rk_render *r, rk_value_kind_t kind);
 bool rk_value_is_hashable(rk_value_t value);
 int64_t rk_dict_find(struct rk_render *r, const struct rk_dict *dict, rk_value_t key); /* -1: absent */
@@ -388,7 +385,6 @@ rk_value_t rk_value_from_json(struct rk_render *r, const struct rk_json *json); 
 bool rk_value_truth(rk_value_t value);
 int64_t rk_value_length(struct rk_render *r, rk_value_t value); /* len() */
 bool rk_value_has_length(rk_value_t value);
-bool rk_value_has_items(rk_value_t value); /* LIST and the kinds that are like it */
 bool rk_value_is_iterable(rk_value_t value);
 /* list(): all items, those that are left of an iterator. */
 struct rk_list *rk_value_items(struct rk_render *r, rk_value_t value);
@@ -398,7 +394,6 @@ double rk_value_as_real(rk_value_t value);            /* of a number */
 
 /* --- format.c: str(), repr(), json.dumps() --- */
 void rk_value_format(struct rk_render *r, rk_value_t value, struct rk_str *out);
-void rk_value_repr(struct rk_render *r, rk_value_t value, struct rk_str *out);
 rk_value_t rk_value_to_string(struct rk_render *r, rk_value_t value);
 void rk_text_append(struct rk_render *r, struct rk_str *out, const char *data, int64_t bytes); /* bounded */
 struct rk_json_style {
@@ -451,9 +446,5 @@ bool rk_arg_bool(rk_value_t arg, bool fallback);
 /* NULL when it was not given or is None, and after an error. */
 struct rk_text *rk_arg_text(struct rk_render *r, rk_value_t arg, const char *name);
 struct rk_text *rk_arg_need_text(struct rk_render *r, rk_value_t arg, const char *name); /* never NULL */
-
-/* The member of the item that a filter's argument `attribute` names: "name", "a.b" or a number; UNSET, None:
- * the item. */
-rk_value_t rk_attribute_of(struct rk_render *r, rk_value_t attribute, rk_value_t item);
 
 #endif

@@ -15,8 +15,7 @@ struct lexer {
     size_t bytes, at;
     int32_t line;       /* of `at` */
     bool is_line_start; /* the text read last ended with a newline */
-    char closing[RK_JINJA_NESTING_MAX * 2];
-    int num_open; /* brackets: `closing` has what they wait for */
+    int num_open;       /* brackets, which the parser matches */
     struct rk_status *error;
 };
 
@@ -249,7 +248,6 @@ static void lex_operator(struct lexer *lexer)
 {
     static const char *const pairs[] = {"//", "**", "==", "!=", ">=", "<="};
     int32_t op = lexer->text[lexer->at];
-    const char *opening = strchr("({[", op);
     size_t bytes = 1;
 
     for (size_t i = 0; i < RK_ARRAY_LEN(pairs); i++) {
@@ -258,15 +256,10 @@ static void lex_operator(struct lexer *lexer)
             bytes = 2;
         }
     }
-    if (bytes == 1 && !strchr("+-/*%~[](){}><=.:|,", op)) {
+    if (bytes == 1 && !strchr("+-/*%~[](){}><=.:|,", op))
         BAD(lexer, "unexpected character 0x%02x", (unsigned)op);
-    } else if (opening && lexer->num_open == (int)sizeof(lexer->closing)) {
-        BAD(lexer, "brackets are nested too deeply");
-    } else if (opening) {
-        lexer->closing[lexer->num_open++] = ")}]"[opening - "({["];
-    } else if (strchr(")}]", op) && (lexer->num_open == 0 || lexer->closing[--lexer->num_open] != op)) {
-        BAD(lexer, "unexpected '%c'", op);
-    }
+    lexer->num_open += bytes == 1 && strchr("({[", op);
+    lexer->num_open -= lexer->num_open > 0 && bytes == 1 && strchr(")}]", op);
     put(lexer, (struct rk_jinja_token){.type = RK_LEX_OP, .op = op});
     advance(lexer, RK_MIN(lexer->at + bytes, lexer->bytes));
 }

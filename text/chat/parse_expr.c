@@ -152,7 +152,8 @@ void rk_parser_take_name(struct rk_parser *p, struct rk_node *node)
 
 /* --- lists of expressions --- */
 
-bool rk_parser_has_more(struct rk_parser *p, int32_t close, bool is_first)
+/* Whether a list that `close` ends has another item, behind a comma unless it is the first. */
+static bool has_more(struct rk_parser *p, int32_t close, bool is_first)
 {
     if (p->error || rk_parser_skip_op(p, close))
         return false;
@@ -167,7 +168,7 @@ static struct rk_node *parse_items(struct rk_parser *p, rk_node_kind_t kind, int
     struct rk_node *node = rk_parser_node(p, kind), *item;
     const struct rk_node **tail = &node->items;
 
-    while (rk_parser_has_more(p, close, !node->items)) {
+    while (has_more(p, close, !node->items)) {
         *tail = item = rk_parse_expr(p, true);
         tail = &item->next;
         if (kind != RK_NODE_DICT)
@@ -419,7 +420,7 @@ static void parse_arguments(struct rk_parser *p, struct rk_node *node)
 {
     const struct rk_node *before = NULL, **tail = &node->items;
 
-    while (rk_parser_has_more(p, ')', !before)) {
+    while (has_more(p, ')', !before)) {
         struct rk_node *argument = parse_argument(p, before);
 
         *tail = before = argument;

@@ -67,7 +67,7 @@ void rk_list_append(struct rk_render *r, struct rk_list *list, rk_value_t item)
     list->items[list->count++] = item;
 }
 
-rk_value_t rk_value_new_pair(struct rk_render *r, rk_value_t first, rk_value_t second)
+static rk_value_t new_pair(struct rk_render *r, rk_value_t first, rk_value_t second)
 {
     rk_value_t pair = rk_value_new_list(r, RK_VALUE_TUPLE);
 
@@ -151,7 +151,7 @@ rk_value_t rk_dict_view(struct rk_render *r, const struct rk_dict *dict, char pa
         rk_list_append(r, view.list,
                        part == 'k'   ? dict->keys[i]
                        : part == 'v' ? dict->values[i]
-                                     : rk_value_new_pair(r, dict->keys[i], dict->values[i]));
+                                     : new_pair(r, dict->keys[i], dict->values[i]));
     return view;
 }
 

@@ -1,15 +1,16 @@
-/* The methods of texts, dicts and lists. */
+/* The methods of texts, dicts and lists, the global functions, and the tests (`x is NAME`) of templates. */
 #include "text/chat/jinja_internal.h"
 
 #include <string.h>
+#include <time.h>
 
 #include "base/rk_alloc.h"
 
-#define METHOD(name) static rk_value_t name(struct rk_render *r, const struct rk_row_call *call)
+#define ROW(name) static rk_value_t name(struct rk_render *r, const struct rk_row_call *call)
 
 /* --- texts --- */
 
-METHOD(run_strip)
+ROW(run_strip)
 {
     const struct rk_text *chars = rk_arg_text(r, call->args[0], "strip");
     struct rk_text rest;
@@ -19,7 +20,7 @@ METHOD(run_strip)
     return rk_value_new_text(r, rest.data, rest.bytes);
 }
 
-METHOD(run_text_case)
+ROW(run_text_case)
 {
     struct rk_str text = {0};
 
@@ -28,7 +29,7 @@ METHOD(run_text_case)
     return rk_value_take_string(r, &text);
 }
 
-METHOD(run_text_replace)
+ROW(run_text_replace)
 {
     const struct rk_text *old = rk_arg_need_text(r, call->args[0], "replace");
     const struct rk_text *new_text = rk_arg_need_text(r, call->args[1], "replace");
@@ -36,7 +37,7 @@ METHOD(run_text_replace)
     return rk_text_replace(r, call->self.string, old, new_text, rk_arg_int(r, call->args[2], "replace", -1));
 }
 
-METHOD(run_text_join)
+ROW(run_text_join)
 {
     const struct rk_list *items = rk_value_items(r, call->args[0]);
     struct rk_str text = {0};
@@ -60,7 +61,7 @@ static bool has_side(const struct rk_text *text, const struct rk_text *part, boo
 }
 
 /* startswith, endswith: one text, or any of a tuple. */
-METHOD(run_has_side)
+ROW(run_has_side)
 {
     rk_value_t parts = call->args[0], self = call->self;
     bool is_found = false;
@@ -83,7 +84,7 @@ METHOD(run_has_side)
 }
 
 /* removeprefix, removesuffix */
-METHOD(run_remove)
+ROW(run_remove)
 {
     const struct rk_text *text = call->self.string, *part = rk_arg_need_text(r, call->args[0], "remove");
     int64_t bytes = has_side(text, part, call->variant) ? part->bytes : 0;
@@ -94,7 +95,7 @@ METHOD(run_remove)
 enum find { FIND, RFIND, INDEX };
 
 /* First or last position, in characters. */
-METHOD(run_find)
+ROW(run_find)
 {
     const struct rk_text *part = rk_arg_need_text(r, call->args[0], "find");
     struct rk_text head = *call->self.string;
@@ -113,7 +114,7 @@ METHOD(run_find)
     return rk_value_int(found < 0 ? -1 : rk_text_chars(&head));
 }
 
-METHOD(run_text_count)
+ROW(run_text_count)
 {
     const struct rk_text *part = rk_arg_need_text(r, call->args[0], "count");
     int64_t count = 0, at = 0;
@@ -150,7 +151,7 @@ static void split_space(struct rk_render *r, const struct rk_text *text, int64_t
 }
 
 /* split, and rsplit at a separator: splits into all parts, then joins the surplus at the beginning. */
-METHOD(run_split)
+ROW(run_split)
 {
     const struct rk_text *text = call->self.string, *separator = rk_arg_text(r, call->args[0], "split");
     int64_t max = rk_arg_int(r, call->args[1], "split", -1), from = 0, found, surplus;
@@ -186,7 +187,7 @@ METHOD(run_split)
     return parts;
 }
 
-METHOD(run_splitlines)
+ROW(run_splitlines)
 {
     if (rk_arg_bool(call->args[0], false))
         return RK_REFUSE(r, "splitlines with line ends is not supported");
@@ -195,12 +196,12 @@ METHOD(run_splitlines)
 
 /* --- dicts and lists --- */
 
-METHOD(run_view)
+ROW(run_view)
 {
     return rk_dict_view(r, call->self.dict, (char)call->variant);
 }
 
-METHOD(run_get)
+ROW(run_get)
 {
     int64_t at = rk_dict_find(r, call->self.dict, call->args[0]);
 
@@ -209,14 +210,14 @@ METHOD(run_get)
     return call->args[1].kind == RK_VALUE_UNSET ? rk_value_none() : call->args[1];
 }
 
-METHOD(run_copy)
+ROW(run_copy)
 {
     (void)r;
     return call->self; /* templates cannot change it */
 }
 
 /* index, count */
-METHOD(run_list_find)
+ROW(run_list_find)
 {
     const struct rk_list *list = call->self.list;
     int64_t first = -1, count = 0;
@@ -304,4 +305,195 @@ rk_value_t rk_method_of(struct rk_render *r, rk_value_t object, const struct rk_
             return rk_value_undefined("a method that changes its object");
     }
     return method;
+}
+
+/* --- global functions --- */
+
+ROW(run_range)
+{
+    bool has_start = call->args[1].kind != RK_VALUE_UNSET;
+    int64_t first = rk_arg_int(r, call->args[0], "range", 0);
+    int64_t start = has_start ? first : 0, stop = rk_arg_int(r, call->args[1], "range", first);
+    int64_t step = rk_arg_int(r, call->args[2], "range", 1), limit = INT64_C(1) << 60;
+    rk_value_t range = rk_value_new_list(r, RK_VALUE_RANGE);
+
+    if (step == 0)
+        return RK_RAISE(r, "range: the step is 0");
+    step = RK_MIN(RK_MAX(step, -limit), limit);
+    stop = RK_MIN(RK_MAX(stop, -limit), limit);
+    for (int64_t i = RK_MIN(RK_MAX(start, -limit), limit); (step > 0 ? i < stop : i > stop) && !r->error;
+         i += step) {
+        if (range.list->count == RK_JINJA_RANGE_MAX)
+            return RK_RAISE(r, "range: more than %d items", RK_JINJA_RANGE_MAX);
+        rk_list_append(r, range.list, rk_value_int(i));
+    }
+    return range;
+}
+
+/* dict() and namespace(): the members of a dict, or pairs, then named members. */
+ROW(run_dict)
+{
+    const struct rk_list *values = call->actuals->values, *pairs;
+    const struct rk_dict *named = call->actuals->named;
+    rk_value_t dict = rk_value_new_dict(r, (rk_value_kind_t)call->variant), first;
+
+    if (values->count > 1)
+        return RK_RAISE(r, "dict: expected at most 1 argument without a name");
+    first = values->count > 0 ? values->items[0] : rk_value_undefined("");
+    pairs = first.kind == RK_VALUE_DICT ? rk_dict_view(r, first.dict, 'i').list : rk_value_items(r, first);
+    for (int64_t i = 0; i < pairs->count && !r->error; i++) {
+        const struct rk_list *pair = rk_value_items(r, pairs->items[i]);
+
+        if (pair->count != 2)
+            return RK_RAISE(r, "dict: item %lld is no pair", (long long)i);
+        rk_dict_put(r, dict.dict, pair->items[0], pair->items[1]);
+    }
+    for (int64_t i = 0; i < named->count; i++)
+        rk_dict_put(r, dict.dict, named->keys[i], named->values[i]);
+    for (int64_t i = 0; dict.kind == RK_VALUE_NAMESPACE && i < dict.dict->count; i++) {
+        rk_value_t key = dict.dict->keys[i];
+
+        if (key.kind == RK_VALUE_STRING && key.string->bytes > 0 && key.string->data[0] == '_')
+            return RK_RAISE(r, "namespace: the name '%.*s' begins with '_'",
+                            (int)RK_MIN(key.string->bytes, 64), key.string->data);
+    }
+    return dict;
+}
+
+ROW(run_raise)
+{
+    struct rk_str text = {0};
+    rk_value_t nothing;
+
+    rk_value_format(r, call->args[0], &text);
+    nothing = RK_RAISE(r, "the template raised: %s", rk_str_text(&text));
+    rk_str_fini(&text);
+    return nothing;
+}
+
+/* Local time, as datetime.now().strftime(). */
+ROW(run_strftime)
+{
+    const struct rk_text *format = rk_arg_need_text(r, call->args[0], "strftime_now");
+    time_t now = (time_t)r->now_s;
+    char pattern[256], text[1024];
+    struct tm local;
+    size_t bytes;
+
+    if (format->bytes >= (int64_t)sizeof(pattern) - 1)
+        return RK_RAISE(r, "strftime_now: expected a format of less than %zu bytes", sizeof(pattern));
+    memcpy(pattern, format->data, (size_t)format->bytes);
+    memcpy(pattern + format->bytes, "!", 2); /* so that an empty result is distinguishable from a failure */
+    if (strstr(pattern, "%f"))
+        return RK_REFUSE(r, "strftime_now: %%f is not supported");
+    if (!localtime_r(&now, &local))
+        return RK_RAISE(r, "strftime_now: the time is out of range");
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    bytes = strftime(text, sizeof(text), pattern, &local);
+#pragma GCC diagnostic pop
+    if (bytes == 0)
+        return RK_RAISE(r, "strftime_now: the result is longer than %zu bytes", sizeof(text));
+    return rk_value_new_string(r, text, bytes - 1);
+}
+
+static const struct rk_callable functions[] = {
+    {"range", run_range, "start stop step", 1, 0},       {"dict", run_dict, "*", 0, RK_VALUE_DICT},
+    {"namespace", run_dict, "*", 0, RK_VALUE_NAMESPACE}, {"raise_exception", run_raise, "message", 1, 0},
+    {"strftime_now", run_strftime, "format", 1, 0},      {NULL, NULL, NULL, 0, 0},
+};
+
+const struct rk_callable *rk_jinja_function_find(const struct rk_text *name)
+{
+    return rk_row_find(functions, name);
+}
+
+/* --- tests --- */
+
+#define KIND_TEST(name, condition)                                              \
+    static rk_value_t name(struct rk_render *r, const struct rk_row_call *call) \
+    {                                                                           \
+        rk_value_t x = call->self;                                              \
+                                                                                \
+        (void)r;                                                                \
+        return rk_value_bool(condition);                                        \
+    }
+
+KIND_TEST(is_kind, (int)x.kind == call->variant)
+KIND_TEST(is_defined, x.kind != RK_VALUE_UNDEFINED)
+KIND_TEST(is_true, x.kind == RK_VALUE_BOOL && x.boolean == (call->variant != 0))
+KIND_TEST(is_number, rk_value_is_number(x))
+KIND_TEST(is_iterable, rk_value_is_iterable(x))
+KIND_TEST(is_sequence, rk_value_has_length(x) && x.kind != RK_VALUE_VIEW)
+KIND_TEST(is_callable, x.kind == RK_VALUE_UNDEFINED || x.kind >= RK_VALUE_MACRO)
+
+/* even, odd, divisibleby; the variant is the remainder. */
+ROW(is_divisible)
+{
+    rk_value_t divisor = call->args[0].kind == RK_VALUE_UNSET ? rk_value_int(2) : call->args[0];
+
+    if (call->self.kind == RK_VALUE_STRING)
+        return RK_RAISE(r, "even, odd, divisibleby: expected a number, got str");
+    return rk_value_bool(
+        rk_value_equal(r, rk_binary(r, '%', call->self, divisor), rk_value_int(call->variant)));
+}
+
+/* Comparisons; the variant is the operator. */
+ROW(is_compared)
+{
+    return rk_value_bool(rk_compare(r, call->variant, call->self, call->args[0]));
+}
+
+/* Identity, defined for constants only; whether other values share an object in Python is unspecified. */
+ROW(is_same)
+{
+    rk_value_t a = call->self, b = call->args[0];
+
+    if (a.kind == b.kind && a.kind != RK_VALUE_NONE && a.kind != RK_VALUE_BOOL &&
+        a.kind != RK_VALUE_UNDEFINED)
+        return RK_REFUSE(r, "sameas is supported for true, false and none only");
+    return rk_value_bool(a.kind == b.kind && a.kind != RK_VALUE_UNDEFINED && rk_value_equal(r, a, b));
+}
+
+static const struct rk_callable tests[] = {
+    {"boolean", is_kind, "", 0, RK_VALUE_BOOL},
+    {"callable", is_callable, "", 0, 0},
+    {"defined", is_defined, "", 0, 0},
+    {"divisibleby", is_divisible, "num", 1, 0},
+    {"eq", is_compared, "other", 1, RK_OP2('=', '=')},
+    {"equalto", is_compared, "other", 1, RK_OP2('=', '=')},
+    {"==", is_compared, "other", 1, RK_OP2('=', '=')},
+    {"even", is_divisible, "", 0, 0},
+    {"false", is_true, "", 0, false},
+    {"float", is_kind, "", 0, RK_VALUE_REAL},
+    {"ge", is_compared, "other", 1, RK_OP2('>', '=')},
+    {">=", is_compared, "other", 1, RK_OP2('>', '=')},
+    {"greaterthan", is_compared, "other", 1, '>'},
+    {"gt", is_compared, "other", 1, '>'},
+    {">", is_compared, "other", 1, '>'},
+    {"in", is_compared, "seq", 1, 'i'},
+    {"integer", is_kind, "", 0, RK_VALUE_INT},
+    {"iterable", is_iterable, "", 0, 0},
+    {"le", is_compared, "other", 1, RK_OP2('<', '=')},
+    {"<=", is_compared, "other", 1, RK_OP2('<', '=')},
+    {"lessthan", is_compared, "other", 1, '<'},
+    {"lt", is_compared, "other", 1, '<'},
+    {"<", is_compared, "other", 1, '<'},
+    {"mapping", is_kind, "", 0, RK_VALUE_DICT},
+    {"ne", is_compared, "other", 1, RK_OP2('!', '=')},
+    {"!=", is_compared, "other", 1, RK_OP2('!', '=')},
+    {"none", is_kind, "", 0, RK_VALUE_NONE},
+    {"number", is_number, "", 0, 0},
+    {"odd", is_divisible, "", 0, 1},
+    {"sameas", is_same, "other", 1, 0},
+    {"sequence", is_sequence, "", 0, 0},
+    {"string", is_kind, "", 0, RK_VALUE_STRING},
+    {"true", is_true, "", 0, true},
+    {"undefined", is_kind, "", 0, RK_VALUE_UNDEFINED},
+    {NULL, NULL, NULL, 0, 0},
+};
+
+const struct rk_callable *rk_jinja_test_find(const struct rk_text *name)
+{
+    return rk_row_find(tests, name);
 }
