@@ -321,6 +321,56 @@ static void test_unpack_foreign_encodings_are_accepted(void **state)
     rk_str_fini(&packed);
 }
 
+static void put_tensor(struct rk_str *header, const char *name)
+{
+    struct rk_str batch = {0}, tensor = {0};
+
+    put_bytes(&tensor, 1, name, strlen(name));
+    put_number(&tensor, 2, RK_DTYPE_U8);
+    put_message(&batch, 2, &tensor);
+    put_message(header, 7, &batch);
+    rk_str_fini(&batch);
+    rk_str_fini(&tensor);
+}
+
+/* Goal: a message in two pieces is their merge, as the protobuf documentation defines it: lists are joined,
+ * of numbers and texts the last one counts, messages are merged in turn. */
+static void test_unpack_message_in_pieces_is_merged(void **state)
+{
+    struct rk_execute_request request;
+    struct rk_str header = {0}, fence = {0}, bytes = {0};
+
+    (void)state;
+    put_number(&fence, 1, 5); /* epoch */
+    put_bytes(&fence, 2, "old", 3);
+    put_message(&header, 1, &fence);
+    put_bytes(&header, 5, "actor", 5);
+    put_tensor(&header, "first");
+    put_message(&bytes, 1, &header);
+    rk_str_clear(&fence);
+    rk_str_clear(&header);
+    put_bytes(&fence, 2, "new", 3);
+    put_message(&header, 1, &fence);
+    put_tensor(&header, "second");
+    put_message(&bytes, 1, &header);
+    assert_ok(unpack_request(&request, &bytes));
+    assert_int_equal(request.header.fence.epoch, 5);
+    assert_int_equal(request.header.fence.lease_id.bytes, 3);
+    assert_memory_equal(request.header.fence.lease_id.data, "new", 3);
+    assert_string_equal(request.header.role, "actor");
+    assert_string_equal(request.header.method, "");
+    assert_int_equal(request.header.input.num_tensors, 2);
+    assert_string_equal(request.header.input.tensors[0].name, "first");
+    assert_string_equal(request.header.input.tensors[1].name, "second");
+    put_message(&bytes, 1, &header);
+    put_bytes(&bytes, 2, "", 0); /* of a oneof the last member counts */
+    assert_ok(unpack_request(&request, &bytes));
+    assert_int_equal(request.kind, RK_EXECUTE_COMMIT);
+    rk_str_fini(&fence);
+    rk_str_fini(&header);
+    rk_str_fini(&bytes);
+}
+
 /* --- limits --- */
 
 typedef void fill_fn(struct rk_str *header, int64_t count);
@@ -552,6 +602,7 @@ int main(void)
         cmocka_unit_test(test_unpack_every_prefix_and_every_flipped_byte_is_survived),
         cmocka_unit_test(test_unpack_random_bytes_are_survived),
         cmocka_unit_test(test_unpack_foreign_encodings_are_accepted),
+        cmocka_unit_test(test_unpack_message_in_pieces_is_merged),
         cmocka_unit_test(test_unpack_at_the_limit_passes_and_one_more_is_resource_exhausted),
         cmocka_unit_test(test_unpack_message_size_limit),
         cmocka_unit_test(test_unpack_into_full_arena_is_resource_exhausted),
