@@ -50,17 +50,29 @@ static void print_numbers(const struct rk_verify_report *report)
     rk_table_print(&table, stdout);
 }
 
-static const struct rk_verify_row *find_parameter(const struct rk_verify_rows *rows,
-                                                  const struct rk_verify_row *gradient)
+/* NULL: the parameter is not trained. */
+static const struct rk_verify_row *find_gradient(const struct rk_verify_rows *rows,
+                                                 const struct rk_verify_row *parameter)
 {
     for (int64_t i = 0; i < rows->items.count; i++) {
         const struct rk_verify_row *row = &rows->items.items[i];
 
-        if (row->kind == RK_VERIFY_PARAMETER && row->role == gradient->role &&
-            strcmp(row->name, gradient->name) == 0)
+        if (row->kind == RK_VERIFY_GRADIENT && row->role == parameter->role &&
+            strcmp(row->name, parameter->name) == 0)
             return row;
     }
     return NULL;
+}
+
+static void add_numbers(struct rk_table *table, const struct rk_verify_row *row)
+{
+    if (!row) {
+        rk_table_add(table, "-");
+        rk_table_add(table, "-");
+        return;
+    }
+    rk_table_addf(table, "%.2e", row->relative);
+    rk_table_addf(table, "%.2e", row->mean_square);
 }
 
 static void print_tensors(const struct rk_verify_report *report)
@@ -72,18 +84,15 @@ static void print_tensors(const struct rk_verify_report *report)
     rk_table_init(&table, RK_ARRAY_LEN(titles), titles);
     for (int64_t i = 0; i < report->rows.items.count; i++) {
         const struct rk_verify_row *row = &report->rows.items.items[i];
-        const struct rk_verify_row *after =
-            row->kind == RK_VERIFY_GRADIENT ? find_parameter(&report->rows, row) : NULL;
+        const struct rk_verify_row *gradient = find_gradient(&report->rows, row);
 
-        if (!after)
+        if (row->kind != RK_VERIFY_PARAMETER)
             continue;
         rk_table_add(&table, row->role);
         rk_table_add(&table, row->name);
-        rk_table_addf(&table, "%.2e", row->relative);
-        rk_table_addf(&table, "%.2e", row->mean_square);
-        rk_table_addf(&table, "%.2e", after->relative);
-        rk_table_addf(&table, "%.2e", after->mean_square);
-        rk_table_add(&table, verdict_of(row->agrees ? after : row));
+        add_numbers(&table, gradient);
+        add_numbers(&table, row);
+        rk_table_add(&table, verdict_of(gradient && !gradient->agrees ? gradient : row));
     }
     rk_table_print(&table, stdout);
 }

@@ -152,8 +152,6 @@ const struct rk_param *rk_model_param_at(const struct rk_model *model, int64_t i
 const struct rk_placement *rk_model_placement_at(const struct rk_model *model, int64_t i);
 int64_t rk_model_find_param(const struct rk_model *model, const char *name); /* -1 when absent */
 int64_t rk_model_num_elements(const struct rk_model *model); /* of the whole model, global shapes */
-/* Training no longer updates the parameter. Call on all ranks alike, before rk_trainer_create. */
-void rk_model_freeze_param(struct rk_model *model, int64_t i);
 
 /* --- life --- */
 /* Parts of a model that can be offloaded to host memory. */
@@ -207,6 +205,10 @@ struct rk_model_desc {
         RK_MOE_KNOBS(RK_KNOB_FIELD, , , )
         RK_ROUTER_KNOBS(RK_KNOB_FIELD, , , ) /* balancing_type "": aux_loss; coefficients NAN: 0 */
     } moe;                                   /* of training; of no effect without layers of experts */
+    /* Patterns (fnmatch) of the names of parameters that training does not update, NULL-terminated; NULL:
+     * none. They have no gradient, master and optimizer state, unless they are fused with a trained one (the
+     * projections of an attention block or of a gated MLP). Borrowed, like stream. */
+    const char *const *frozen;
     struct rk_model_replay replay;
     struct rk_model_layout layout;
 };

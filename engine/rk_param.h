@@ -22,10 +22,10 @@ RK_BEGIN_DECLS
 
 #define RK_PARAM_DIMS 2
 
-/* Gradient groups: rows of rk_grad_groups. The parameters of a group are contiguous in the flat buffers and
- * have their own buckets; their gradients are summed over the group's ranks, over which their optimizer state
- * is sharded. The norm of a step is over all groups. Gradients are sums with global denominators: no group
- * divides by its number of ranks. */
+/* Gradient groups: rows of rk_grad_groups. The trained parameters of a group are contiguous in the flat
+ * buffers and have their own buckets; their gradients are summed over the group's ranks, over which their
+ * optimizer state is sharded. The norm of a step is over all groups. Gradients are sums with global
+ * denominators: no group divides by its number of ranks. */
 typedef enum rk_grad_group {
     RK_GRAD_DENSE,  /* parameters that are on every replica */
     RK_GRAD_EXPERT, /* experts: different parameters on the ranks of ep */
@@ -44,6 +44,9 @@ int32_t rk_grad_group_size(rk_grad_group_t group, const struct rk_mesh *mesh);
 enum rk_param_flags {
     RK_PARAM_NO_DECAY = 1u << 0, /* no weight decay: biases and 1-D parameters */
     RK_PARAM_FROZEN = 1u << 1,   /* no update, no weight decay, not in the gradient norm */
+    /* Frozen, with all rows that are fused with it: outside of the gradient groups, without gradient, master
+     * and optimizer state. Set by the table's layout. */
+    RK_PARAM_UNTRAINED = 1u << 7,
     /* Each copy of a part along the split axis has a different summand of its gradient; the gradient is the
      * sum over the copies (key-value heads with tp > num_kv_heads: each copy has other query heads; norms
      * with sequence parallelism: each has other tokens). */

@@ -152,7 +152,8 @@ struct rk_optim_config rk_trainer_get_config(const struct rk_trainer *trainer);
 void rk_trainer_advance_lr(struct rk_trainer *trainer);
 double rk_trainer_get_lr(const struct rk_trainer *trainer);
 /* rk_model_gather_param of a gradient, collective over cp and dp too, over which it is summed as the update
- * would. Gradients that accumulate in shards (struct rk_optim_config) are those of the last micro-batch. */
+ * would. Zeros for a parameter that is not trained. Gradients that accumulate in shards (struct
+ * rk_optim_config) are those of the last micro-batch. */
 struct rk_status *rk_trainer_gather_grad(struct rk_trainer *trainer, int64_t param, double *out) RK_NODISCARD;
 
 RK_END_DECLS

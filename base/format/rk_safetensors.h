@@ -70,6 +70,8 @@ struct rk_status *rk_st_writer_write(struct rk_st_writer *writer, int64_t i, uin
                                      size_t bytes) RK_NODISCARD;
 /* Before the first write: the checksum of the file is computed as it is written. */
 void rk_st_writer_sum(struct rk_st_writer *writer);
+/* Negative, 0 or positive: the order of two tensors in a file. */
+int rk_st_compare(rk_dtype_t dtype, const char *name, rk_dtype_t other_dtype, const char *other_name);
 /* Size and CRC-32C of the whole file. False unless all of it was written in the order of the file: entries by
  * dtype descending, then name, and each from its beginning to its end. */
 bool rk_st_writer_get_sum(const struct rk_st_writer *writer, uint64_t *file_bytes, uint32_t *crc32c);

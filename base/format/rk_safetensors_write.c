@@ -48,14 +48,19 @@ static int reference_place(rk_dtype_t dtype)
     return place;
 }
 
+int rk_st_compare(rk_dtype_t dtype, const char *name, rk_dtype_t other_dtype, const char *other_name)
+{
+    if (dtype != other_dtype)
+        return reference_place(other_dtype) - reference_place(dtype);
+    return strcmp(name, other_name);
+}
+
 static int compare_entries(const void *a, const void *b)
 {
     const struct rk_st_entry *x = ((const struct ordered_entry *)a)->entry;
     const struct rk_st_entry *y = ((const struct ordered_entry *)b)->entry;
 
-    if (x->dtype != y->dtype)
-        return reference_place(y->dtype) - reference_place(x->dtype);
-    return strcmp(x->name, y->name);
+    return rk_st_compare(x->dtype, x->name, y->dtype, y->name);
 }
 
 static struct rk_status *check_entry(const struct rk_st_entry *entry, uint64_t *bytes)

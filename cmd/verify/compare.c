@@ -11,14 +11,17 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/format/rk_ckpt_shard.h"
+#include "base/rk_str.h"
 
 #define BLOCK_ELEMENTS ((int64_t)1 << 20)
 
 /* A parameter in both checkpoints. */
 struct pair {
     const char *name;
-    int64_t order;                                             /* of its layer in the model */
-    const struct rk_gathered_tensor *gradients[2], *values[2]; /* actual, expected */
+    int64_t order; /* of its layer in the model */
+    const struct rk_gathered_tensor *gradients[2],
+        *values[2];  /* actual, expected; no gradients: not trained */
+    int64_t rows[2]; /* of the report: gradient (-1: none), value */
 };
 
 struct comparison {
@@ -50,19 +53,27 @@ static int compare_order(const void *a, const void *b)
     return strcmp(left->name, right->name);
 }
 
-static struct rk_status *add_pair(struct comparison *c, const struct rk_gathered_tensor *gradient)
+static bool is_alike(const struct rk_gathered_tensor *a, const struct rk_gathered_tensor *b)
 {
-    struct pair pair = {.name = gradient->name + strlen(RK_CKPT_GRADIENT_PREFIX)};
+    return a->rows == b->rows && a->cols == b->cols;
+}
 
-    pair.order = order_of(pair.name);
+static struct rk_status *add_pair(struct comparison *c, const struct rk_gathered_tensor *value)
+{
+    struct pair pair = {.name = value->name, .order = order_of(value->name)};
+    char *gradient = rk_format(RK_CKPT_GRADIENT_PREFIX "%s", value->name);
+
     for (int side = 0; side < 2; side++) {
-        pair.gradients[side] = rk_gathered_find(c->sides[side], gradient->name);
-        pair.values[side] = rk_gathered_find(c->sides[side], pair.name);
-        if (!pair.gradients[side] || !pair.values[side])
+        pair.gradients[side] = rk_gathered_find(c->sides[side], gradient);
+        pair.values[side] = rk_gathered_find(c->sides[side], value->name);
+    }
+    rk_free(gradient);
+    for (int side = 0; side < 2; side++) {
+        if (!pair.values[side] || (!pair.gradients[side] && pair.gradients[1 - side]))
             return RK_FAIL(RK_INTERNAL, "'%s': the %s layout wrote no %s", pair.name,
-                           side == 0 ? "job's" : "reference's", pair.gradients[side] ? "value" : "gradient");
-        if (pair.gradients[side]->rows != gradient->rows || pair.values[side]->rows != gradient->rows ||
-            pair.gradients[side]->cols != gradient->cols || pair.values[side]->cols != gradient->cols)
+                           side == 0 ? "job's" : "reference's", pair.values[side] ? "gradient" : "value");
+        if (!is_alike(pair.values[side], value) ||
+            (pair.gradients[side] && !is_alike(pair.gradients[side], value)))
             return RK_FAIL(RK_INTERNAL, "'%s': its shapes differ between the layouts", pair.name);
     }
     rk_array_append(&c->pairs, pair);
@@ -74,11 +85,9 @@ static struct rk_status *list_pairs(struct comparison *c)
     for (int64_t i = 0; i < rk_gathered_count(c->sides[1]); i++) {
         const struct rk_gathered_tensor *tensor = rk_gathered_at(c->sides[1], i);
 
-        if (strncmp(tensor->name, RK_CKPT_GRADIENT_PREFIX, strlen(RK_CKPT_GRADIENT_PREFIX)) == 0)
+        if (!rk_str_has_prefix(tensor->name, RK_CKPT_GRADIENT_PREFIX))
             RK_TRY(add_pair(c, tensor));
     }
-    if (c->pairs.count == 0)
-        return RK_FAIL(RK_INTERNAL, "the reference's checkpoint has no gradients");
     qsort(c->pairs.items, (size_t)c->pairs.count, sizeof(*c->pairs.items), compare_order);
     return NULL;
 }
@@ -123,13 +132,15 @@ static struct rk_status *compare_block(struct comparison *c, const struct pair *
     int64_t elements = count * pair->values[0]->cols;
 
     for (int side = 0; side < 2; side++) {
-        RK_TRY(rk_gathered_read(c->sides[side], pair->gradients[side], begin, count, c->numbers[0][side],
-                                c->owners[0][side]));
+        if (rows[0])
+            RK_TRY(rk_gathered_read(c->sides[side], pair->gradients[side], begin, count, c->numbers[0][side],
+                                    c->owners[0][side]));
         RK_TRY(rk_gathered_read(c->sides[side], pair->values[side], begin, count, c->numbers[1][side],
                                 c->owners[1][side]));
     }
-    take_off_moves(c, elements);
-    for (int kind = 0; kind < 2; kind++) {
+    if (rows[0])
+        take_off_moves(c, elements);
+    for (int kind = rows[0] ? 0 : 1; kind < 2; kind++) {
         rk_difference_add(&rows[kind]->difference, c->numbers[kind][0], c->numbers[kind][1], elements);
         note_shard_errors(rows[kind], c->owners[kind][0], c->numbers[kind][0], c->numbers[kind][1], elements);
     }
@@ -179,20 +190,29 @@ static void comparison_fini(struct comparison *c)
     rk_array_fini(&c->pairs);
 }
 
-/* All gradients, then all parameters: in the order in which a step computes them. */
-static void add_rows(struct comparison *c, struct rk_verify_rows *rows, const char *role)
+/* All gradients, then all parameters: in the order in which a step computes them. Returns how many gradients
+ * there are. */
+static int64_t add_rows(struct comparison *c, struct rk_verify_rows *rows, const char *role)
 {
     static const rk_verify_kind_t kinds[2] = {RK_VERIFY_GRADIENT, RK_VERIFY_PARAMETER};
+    int64_t num_gradients = 0;
 
     for (int kind = 0; kind < 2; kind++) {
         for (int64_t i = 0; i < c->pairs.count; i++) {
-            const struct pair *pair = &c->pairs.items[i];
-            struct rk_verify_row *row = rk_verify_rows_add(rows, kinds[kind], role, pair->name);
+            struct pair *pair = &c->pairs.items[i];
+            struct rk_verify_row *row;
 
+            pair->rows[kind] = -1;
+            if (kind == 0 && !pair->gradients[0])
+                continue;
+            num_gradients += kind == 0;
+            pair->rows[kind] = rows->items.count;
+            row = rk_verify_rows_add(rows, kinds[kind], role, pair->name);
             row->is_vector = pair->values[0]->is_vector;
             row->shard_errors = rk_calloc((size_t)rows->num_shards + 1, sizeof(*row->shard_errors));
         }
     }
+    return num_gradients;
 }
 
 static struct rk_status *check_not_zero(const struct rk_verify_row *gradients, int64_t count,
@@ -208,18 +228,19 @@ static struct rk_status *check_not_zero(const struct rk_verify_row *gradients, i
 
 static struct rk_status *compare_all(struct comparison *c, struct rk_verify_rows *rows, const char *role)
 {
-    struct rk_verify_row *gradients;
+    int64_t first = rows->items.count, num_gradients;
 
     RK_TRY(list_pairs(c));
     allocate(c);
-    add_rows(c, rows, role);
-    gradients = &rows->items.items[rows->items.count - 2 * c->pairs.count];
+    num_gradients = add_rows(c, rows, role);
     for (int64_t i = 0; i < c->pairs.count; i++) {
-        struct rk_verify_row *const of_pair[2] = {&gradients[i], &gradients[c->pairs.count + i]};
+        const struct pair *pair = &c->pairs.items[i];
+        struct rk_verify_row *const of_pair[2] = {
+            pair->rows[0] >= 0 ? &rows->items.items[pair->rows[0]] : NULL, &rows->items.items[pair->rows[1]]};
 
-        RK_TRY(compare_pair(c, &c->pairs.items[i], of_pair));
+        RK_TRY(compare_pair(c, pair, of_pair));
     }
-    return check_not_zero(gradients, c->pairs.count, role);
+    return check_not_zero(&rows->items.items[first], num_gradients, role);
 }
 
 struct rk_status *rk_verify_compare(struct rk_verify_rows *rows, const char *role,

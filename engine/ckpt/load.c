@@ -263,7 +263,9 @@ static void *element(void *buffer, rk_dtype_t dtype, int64_t i)
 static void aim(struct slot *slot, const struct rk_model *model, const struct chunk *chunk)
 {
     const struct rk_model_core *core = model->core;
-    struct rk_state_buffer buffer = rk_state_buffer_of(model, chunk->kind);
+    bool is_trained = rk_params_is_trained(&core->params, chunk->param);
+    struct rk_state_buffer buffer =
+        rk_state_buffer_of(model, is_trained ? chunk->kind : RK_STATE_BUFFER_UNTRAINED);
 
     slot->to = buffer.is_sharded ? element(buffer.data, buffer.dtype, chunk->at.shard) : NULL;
     slot->to_rounded = chunk->kind == 0 ? element(core->values, core->dtype, chunk->at.begin) : NULL;
@@ -310,11 +312,11 @@ static struct rk_status *fill_param(struct filler *filler, int32_t kind, int64_t
     struct rk_shard_run run = {0};
     int64_t end;
 
-    if (!placement->is_held)
+    if (!placement->is_held || !rk_state_has(model, kind, i))
         return NULL;
     chunk.box = rk_param_get_box(rk_params_at(&model->core->params, i), placement);
     end = placement->offset + chunk.box.shape[0] * chunk.box.shape[1];
-    if (!model->trainer) {
+    if (!model->trainer || !rk_params_is_trained(&model->core->params, i)) {
         run = (struct rk_shard_run){.begin = placement->offset, .count = end - placement->offset};
         return fill_run(filler, chunk, &run, placement->offset);
     }

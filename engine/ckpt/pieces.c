@@ -25,6 +25,8 @@ struct rk_state_buffer rk_state_buffer_of(const struct rk_model *model, int32_t 
 {
     const struct rk_trainer *trainer = model->trainer;
 
+    if (kind == RK_STATE_BUFFER_UNTRAINED)
+        return (struct rk_state_buffer){model->core->values, model->core->dtype, false};
     if (kind == RK_STATE_KIND_GRADIENTS)
         return trainer->shard_grads
                    ? (struct rk_state_buffer){trainer->shard_grads, trainer->grad_dtype, true}
@@ -34,6 +36,11 @@ struct rk_state_buffer rk_state_buffer_of(const struct rk_model *model, int32_t 
     if (trainer && trainer->masters)
         return (struct rk_state_buffer){trainer->masters, trainer->grad_dtype, true};
     return (struct rk_state_buffer){model->core->values, model->core->dtype, false};
+}
+
+bool rk_state_has(const struct rk_model *model, int32_t kind, int64_t param)
+{
+    return kind == 0 || rk_params_is_trained(&model->core->params, param);
 }
 
 char *rk_state_tensor_name(const struct rk_model *model, int32_t kind, const struct rk_param *param)
@@ -55,17 +62,28 @@ struct rk_shard_maps rk_state_shards(const struct rk_model *model)
     return rk_params_cut(&core->params, &places, RK_MAX(core->params.num_elements, 1));
 }
 
+static struct rk_shard_maps untrained_shards(const struct rk_model *model)
+{
+    struct rk_shard_places places = rk_shard_places_of(model->core->mesh);
+
+    return rk_params_cut_untrained(&model->core->params, &places);
+}
+
 /* The box is the beginning of the local part: only rows are padded, at the end. */
 static void add_piece(struct rk_state_pieces *out, const struct rk_model *model, int64_t i, int32_t kind)
 {
     const struct rk_param *param = rk_params_at(&model->core->params, i);
     const struct rk_placement *placement = rk_params_placement(&model->core->params, i);
-    struct rk_shard_maps shards = rk_state_shards(model);
-    struct rk_state_piece piece = {.param = i, .kind = kind, .first_run = out->runs.count};
+    bool is_trained = rk_params_is_trained(&model->core->params, i);
+    struct rk_shard_maps shards = is_trained ? rk_state_shards(model) : untrained_shards(model);
+    struct rk_state_piece piece = {.param = i,
+                                   .kind = kind,
+                                   .buffer = is_trained ? kind : RK_STATE_BUFFER_UNTRAINED,
+                                   .first_run = out->runs.count};
     struct rk_shard_run run = {0};
     int64_t begin = placement->offset, end;
 
-    if (!placement->is_held || !placement->is_counted)
+    if (!placement->is_held || !placement->is_counted || !rk_state_has(model, kind, i))
         return;
     piece.box = rk_param_get_box(param, placement);
     RK_ASSERT(piece.box.shape[0] == 0 || piece.box.shape[1] == placement->local_shape[1]);
@@ -73,7 +91,7 @@ static void add_piece(struct rk_state_pieces *out, const struct rk_model *model,
     while (rk_shards_next_run(&shards, begin, end, &run)) {
         struct rk_state_run own = {.begin = run.begin - begin, .count = run.count};
 
-        own.source = out->buffers[kind].is_sharded ? run.shard : run.begin;
+        own.source = out->buffers[piece.buffer].is_sharded ? run.shard : run.begin;
         rk_array_append(&out->runs, own);
         piece.num_runs++;
         piece.count += run.count;
@@ -81,18 +99,22 @@ static void add_piece(struct rk_state_pieces *out, const struct rk_model *model,
     if (piece.count == 0)
         return;
     piece.name = rk_state_tensor_name(model, kind, param);
+    piece.dtype = out->buffers[piece.buffer].dtype;
     rk_array_append(&out->pieces, piece);
-    out->bytes += (uint64_t)piece.count * rk_dtype_bytes(out->buffers[kind].dtype);
+    out->bytes += (uint64_t)piece.count * rk_dtype_bytes(piece.dtype);
 }
 
-static int compare_names(const void *a, const void *b)
+static int compare_pieces(const void *a, const void *b)
 {
-    return strcmp(((const struct rk_state_piece *)a)->name, ((const struct rk_state_piece *)b)->name);
+    const struct rk_state_piece *x = a, *y = b;
+
+    return rk_st_compare(x->dtype, x->name, y->dtype, y->name);
 }
 
 void rk_state_pieces_list(struct rk_state_pieces *out, const struct rk_model *model, uint32_t kinds)
 {
     *out = (struct rk_state_pieces){0};
+    out->buffers[RK_STATE_BUFFER_UNTRAINED] = rk_state_buffer_of(model, RK_STATE_BUFFER_UNTRAINED);
     for (int32_t kind = 0; kind < RK_STATE_KINDS_MAX; kind++) {
         if (!(kinds >> kind & 1))
             continue;
@@ -101,7 +123,7 @@ void rk_state_pieces_list(struct rk_state_pieces *out, const struct rk_model *mo
             add_piece(out, model, i, kind);
     }
     if (out->pieces.count > 1)
-        qsort(out->pieces.items, (size_t)out->pieces.count, sizeof(*out->pieces.items), compare_names);
+        qsort(out->pieces.items, (size_t)out->pieces.count, sizeof(*out->pieces.items), compare_pieces);
 }
 
 void rk_state_pieces_fini(struct rk_state_pieces *pieces)
@@ -144,11 +166,10 @@ static struct rk_json *format_piece(const struct rk_state_pieces *pieces, const 
 }
 
 /* The shape of the box if one run covers it; otherwise a vector. */
-static struct rk_st_entry format_entry(const struct rk_state_pieces *pieces,
-                                       const struct rk_state_piece *piece, const struct rk_param *param)
+static struct rk_st_entry format_entry(const struct rk_state_piece *piece, const struct rk_param *param)
 {
     struct rk_st_entry entry = {
-        .name = piece->name, .dtype = pieces->buffers[piece->kind].dtype, .rank = 1, .shape = {piece->count}};
+        .name = piece->name, .dtype = piece->dtype, .rank = 1, .shape = {piece->count}};
 
     if (piece->num_runs == 1 && piece->count == piece->box.shape[0] * piece->box.shape[1]) {
         entry.rank = param->rank;
@@ -170,7 +191,7 @@ struct rk_status *rk_state_open_shard(struct rk_st_writer **out, const struct rk
         const struct rk_state_piece *piece = &pieces->pieces.items[i];
         const struct rk_param *param = rk_params_at(&model->core->params, piece->param);
 
-        entries[i] = format_entry(pieces, piece, param);
+        entries[i] = format_entry(piece, param);
         rk_json_set(described, piece->name, format_piece(pieces, piece, param));
     }
     text = rk_json_dump(described, 0, false);

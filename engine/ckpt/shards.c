@@ -143,8 +143,10 @@ static struct rk_status *read_all(struct rk_shards *shards, const char *part_dir
 {
     RK_TRY(rk_ckpt_shards_open(&shards->files, part_dir, manifest, add_piece, shards));
     for (int32_t kind = 0; kind < RK_STATE_KINDS_MAX; kind++) {
-        for (int64_t i = 0; shards->heads[kind] && i < shards->model->core->params.count; i++)
-            RK_TRY(check_coverage(shards, kind, i));
+        for (int64_t i = 0; shards->heads[kind] && i < shards->model->core->params.count; i++) {
+            if (rk_state_has(shards->model, kind, i))
+                RK_TRY(check_coverage(shards, kind, i));
+        }
     }
     return NULL;
 }

@@ -20,6 +20,9 @@ struct rk_status *rk_model_add_buffer(struct rk_model_core *core, rk_memory_kind
 {
     struct rk_model_buffer *buffer = &core->buffers[core->num_buffers];
 
+    *data = NULL;
+    if (bytes == 0)
+        return NULL;
     RK_ASSERT(core->num_buffers < RK_MODEL_BUFFERS_MAX);
     *buffer = (struct rk_model_buffer){.kind = kind, .part = part_of(kind)};
     RK_TRY(rk_movable_create(&buffer->memory, rk_stream_device(core->stream), bytes,

@@ -1,6 +1,7 @@
 /* Declares a model: its parameters, the stage of each, and the blocks that a rank runs. */
 #include "engine/model/model.h"
 
+#include <fnmatch.h>
 #include <stdio.h>
 
 #include "base/rk_alloc.h"
@@ -132,6 +133,26 @@ static struct rk_status *make_pipeline(struct rk_model_core *core, const struct 
     return rk_pipeline_create(&core->pipeline, &spec);
 }
 
+static bool matches(const char *name, const char *const *patterns)
+{
+    for (; patterns && *patterns; patterns++) {
+        if (fnmatch(*patterns, name, 0) == 0)
+            return true;
+    }
+    return false;
+}
+
+static void freeze(struct rk_model_core *core)
+{
+    for (int64_t i = 0; i < core->params.count; i++) {
+        struct rk_param *param = &core->params.params[i];
+
+        if ((core->moe.freezes_router && param->flags & RK_PARAM_ROUTER) ||
+            matches(param->name, core->frozen))
+            param->flags |= RK_PARAM_FROZEN;
+    }
+}
+
 struct rk_status *rk_model_declare(struct rk_model_core *core, const struct rk_mesh *mesh,
                                    const struct rk_mesh_coords *coords)
 {
@@ -154,6 +175,7 @@ struct rk_status *rk_model_declare(struct rk_model_core *core, const struct rk_m
                             &(struct rk_head_site){&core->config, &core->embedding.weight});
     if (core->head.weight.param == core->embedding.weight.param)
         rk_params_share(&core->params, core->embedding.weight.param, last_stage);
+    freeze(core);
     return rk_params_lay_out(&core->params);
 }
 

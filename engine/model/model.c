@@ -135,14 +135,6 @@ static struct rk_status *allocate(struct rk_model_core *core)
     return make_ropes(core);
 }
 
-static void freeze_routers(struct rk_model_core *core)
-{
-    for (int64_t i = 0; i < core->params.count; i++) {
-        if (core->params.params[i].flags & RK_PARAM_ROUTER)
-            core->params.params[i].flags |= RK_PARAM_FROZEN;
-    }
-}
-
 /* Masks ids from `vocab_size` on in the head, unless `vocab_size` is 0. */
 static struct rk_status *limit_vocabulary(struct rk_model_core *core, int64_t vocab_size)
 {
@@ -177,6 +169,7 @@ static struct rk_status *core_init(struct rk_model_core *core, const struct rk_m
     core->offload = desc->offload;
     core->layout = desc->layout;
     core->moe = desc->moe;
+    core->frozen = desc->frozen;
     core->replay = desc->replay;
     core->stream = desc->stream;
     core->mesh = desc->mesh;
@@ -184,8 +177,6 @@ static struct rk_status *core_init(struct rk_model_core *core, const struct rk_m
     RK_TRY(rk_model_declare(core, mesh, rk_mesh_comms_coords(desc->mesh)));
     RK_TRY(limit_vocabulary(core, desc->vocab_size));
     RK_TRY(rk_model_check_replay(core));
-    if (core->moe.freezes_router)
-        freeze_routers(core);
     return allocate(core);
 }
 
@@ -278,6 +269,7 @@ void rk_model_describe(const struct rk_model *model, struct rk_model_desc *out)
         .offload = core->offload,
         .layout = core->layout,
         .moe = core->moe,
+        .frozen = core->frozen,
         .replay = core->replay,
         .stream = core->stream,
         .mesh = core->mesh,
@@ -348,14 +340,6 @@ const struct rk_placement *rk_model_placement_at(const struct rk_model *model, i
 int64_t rk_model_find_param(const struct rk_model *model, const char *name)
 {
     return rk_params_find(&model->core->params, name);
-}
-
-void rk_model_freeze_param(struct rk_model *model, int64_t i)
-{
-    RK_ASSERT(i >= 0);
-    RK_ASSERT(i < model->core->params.count);
-    RK_ASSERT(!model->trainer);
-    model->core->params.params[i].flags |= RK_PARAM_FROZEN;
 }
 
 int64_t rk_model_num_elements(const struct rk_model *model)

@@ -124,6 +124,7 @@ struct rk_model_core {
     int64_t recompute_num_layers;
     struct rk_model_layout layout;
     struct rk_moe_knobs moe;
+    const char *const *frozen; /* patterns of names, NULL-terminated; NULL: none */
     struct rk_model_replay replay;
     int64_t vocab_size; /* ids that the head does not mask; at most config.vocab_size */
     uint32_t offload;   /* parts that may leave the device */
@@ -401,7 +402,8 @@ void rk_model_add_slot_memory(const struct rk_model *model, struct rk_model_memo
 
 /* --- buffers (buffers.c) --- */
 
-/* Allocates a zeroed buffer, owned by the model, and sets *data to its address. RESOURCE_EXHAUSTED. */
+/* Allocates a zeroed buffer, owned by the model, and sets *data to its address; NULL for 0 bytes.
+ * RESOURCE_EXHAUSTED. */
 struct rk_status *rk_model_add_buffer(struct rk_model_core *core, rk_memory_kind_t kind, size_t bytes,
                                       const char *what, void **data) RK_NODISCARD;
 /* Frees all buffers but the first `count`. */

@@ -347,25 +347,31 @@ static struct rk_status *normalise_qk_bwd(const struct rk_pass *pass, const stru
                                           const struct saved *saved, const struct qkv_view *grads)
 {
     struct qkv_view x = split_qkv(attention, qk_columns(attention, saved->qkv), saved->qkv);
+    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+    rk_tensor_t dq_norm, dk_norm;
 
     if (!attention->has_qk_norm)
         return NULL;
+    RK_TRY(rk_weight_grad_or_scratch(pass, &attention->q_norm, &dq_norm));
+    RK_TRY(rk_weight_grad_or_scratch(pass, &attention->k_norm, &dk_norm));
     RK_TRY(rk_head_norm_bwd(pass->stream, &(struct rk_head_norm_bwd_args){
                                               .dx = grads->q,
-                                              .dweight = rk_weight_grad(pass, &attention->q_norm),
+                                              .dweight = dq_norm,
                                               .dy = grads->q,
                                               .x = x.q,
                                               .weight = rk_weight_value(pass, &attention->q_norm),
                                               .rstd = saved->q_rstd,
                                           }));
-    return rk_head_norm_bwd(pass->stream, &(struct rk_head_norm_bwd_args){
+    RK_TRY(rk_head_norm_bwd(pass->stream, &(struct rk_head_norm_bwd_args){
                                               .dx = grads->k,
-                                              .dweight = rk_weight_grad(pass, &attention->k_norm),
+                                              .dweight = dk_norm,
                                               .dy = grads->k,
                                               .x = x.k,
                                               .weight = rk_weight_value(pass, &attention->k_norm),
                                               .rstd = saved->k_rstd,
-                                          });
+                                          }));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
 }
 
 static struct rk_status *attention_forward(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,

@@ -47,6 +47,8 @@ struct rk_status *rk_embedding_bwd(const struct rk_pass *pass, const struct rk_e
 {
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
 
+    if (!rk_weight_is_trained(pass, &embedding->weight))
+        return NULL;
     RK_TRY(rk_sp_gather(pass, dout, &dout));
     RK_TRY(rk_embed_bwd(pass->stream, &(struct rk_embed_bwd_args){
                                           .dtable = rk_weight_grad(pass, &embedding->weight),

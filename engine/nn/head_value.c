@@ -87,9 +87,12 @@ static struct rk_status *forward(const struct rk_pass *pass, const struct rk_hea
 static struct rk_status *bias_bwd(const struct rk_pass *pass, const struct rk_weight *bias,
                                   rk_tensor_t dscores)
 {
-    rk_tensor_t grad = last_element(rk_weight_grad(pass, bias)), sum = grad;
-    bool is_narrow = grad.dtype != dscores.dtype;
+    rk_tensor_t grad, sum;
+    bool is_narrow;
 
+    RK_TRY(rk_weight_grad_or_scratch(pass, bias, &grad));
+    grad = sum = last_element(grad);
+    is_narrow = grad.dtype != dscores.dtype;
     if (is_narrow) {
         RK_TRY(rk_step_1d(pass->arena, &sum, dscores.dtype, 1));
         RK_TRY(rk_stream_zero(pass->stream, sum.data, rk_tensor_bytes(sum)));
@@ -105,18 +108,16 @@ static struct rk_status *backward(const struct rk_pass *pass, const struct rk_he
                                   rk_tensor_t dhidden)
 {
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
-    rk_tensor_t dscores = as_column(dout->of[RK_HEAD_VALUES]), dx;
+    rk_tensor_t dscores = as_column(dout->of[RK_HEAD_VALUES]), dx, dweight;
     struct rk_weight bias = bias_of(head);
 
     RK_TRY(rk_step_2d(pass->arena, &dx, pass->dtype, saved->x.shape[0], pass->hidden_size));
-    if (pass->overwrites_grads && head->weight.rows > 1) { /* rows of unused labels have no gradient */
-        rk_tensor_t dweight = rk_weight_grad(pass, &head->weight);
-
+    RK_TRY(rk_weight_grad_or_scratch(pass, &head->weight, &dweight));
+    if (pass->overwrites_grads && head->weight.rows > 1) /* rows of unused labels have no gradient */
         RK_TRY(rk_stream_zero(pass->stream, dweight.data, rk_tensor_bytes(dweight)));
-    }
     RK_TRY(rk_project_bwd(pass->stream, &(struct rk_project_bwd_args){
                                             .dx = dx,
-                                            .dweight = last_row(rk_weight_grad(pass, &head->weight)),
+                                            .dweight = last_row(dweight),
                                             .dscores = dscores,
                                             .x = saved->x,
                                             .weight = last_row(rk_weight_value(pass, &head->weight)),

@@ -75,12 +75,18 @@ static struct rk_status *normalise(const struct rk_pass *pass, const struct rk_w
 static struct rk_status *normalise_bwd(const struct rk_pass *pass, const struct rk_weight *weight,
                                        rk_tensor_t dy, rk_tensor_t x, rk_tensor_t rstd, rk_tensor_t dx)
 {
-    return rk_rmsnorm_bwd(pass->stream, &(struct rk_rmsnorm_bwd_args){.dx = dx,
-                                                                      .dweight = rk_weight_grad(pass, weight),
+    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+    rk_tensor_t dweight;
+
+    RK_TRY(rk_weight_grad_or_scratch(pass, weight, &dweight));
+    RK_TRY(rk_rmsnorm_bwd(pass->stream, &(struct rk_rmsnorm_bwd_args){.dx = dx,
+                                                                      .dweight = dweight,
                                                                       .dy = dy,
                                                                       .x = x,
                                                                       .weight = rk_weight_value(pass, weight),
-                                                                      .rstd = rstd});
+                                                                      .rstd = rstd}));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
 }
 
 /* The last columns of every head of x [T, heads, columns], from `begin` on. */

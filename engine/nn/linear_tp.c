@@ -28,9 +28,26 @@ rk_tensor_t rk_weight_value(const struct rk_pass *pass, const struct rk_weight *
     return view(pass, weight, pass->values, pass->dtype);
 }
 
+bool rk_weight_is_trained(const struct rk_pass *pass, const struct rk_weight *weight)
+{
+    return rk_params_is_trained(pass->params, weight->param);
+}
+
 rk_tensor_t rk_weight_grad(const struct rk_pass *pass, const struct rk_weight *weight)
 {
+    RK_ASSERT(rk_weight_is_trained(pass, weight));
     return view(pass, weight, pass->grads, pass->grad_dtype);
+}
+
+struct rk_status *rk_weight_grad_or_scratch(const struct rk_pass *pass, const struct rk_weight *weight,
+                                            rk_tensor_t *out)
+{
+    if (rk_weight_is_trained(pass, weight)) {
+        *out = rk_weight_grad(pass, weight);
+        return NULL;
+    }
+    return weight->cols ? rk_step_2d(pass->arena, out, pass->grad_dtype, weight->rows, weight->cols)
+                        : rk_step_1d(pass->arena, out, pass->grad_dtype, weight->rows);
 }
 
 static struct rk_weight bias_of(const struct rk_weight *weight)
@@ -43,6 +60,8 @@ static struct rk_status *bias_bwd(const struct rk_pass *pass, const struct rk_we
 {
     struct rk_weight bias = bias_of(weight);
 
+    if (!rk_weight_is_trained(pass, &bias))
+        return NULL;
     return rk_bias_bwd(pass->stream,
                        &(struct rk_bias_bwd_args){.dbias = rk_weight_grad(pass, &bias), .dy = dy});
 }
@@ -88,14 +107,15 @@ struct rk_status *rk_linear_swiglu_fwd(const struct rk_pass *pass, const struct 
 struct rk_status *rk_linear_bwd_weight(const struct rk_pass *pass, const struct rk_weight *weight,
                                        rk_tensor_t x, rk_tensor_t dy)
 {
-    RK_TRY(rk_gemm(pass->stream, &(struct rk_gemm_args){
-                                     .c = rk_weight_grad(pass, weight),
-                                     .a = dy,
-                                     .b = x,
-                                     .trans_a = true,
-                                     .alpha = 1,
-                                     .beta = pass->overwrites_grads ? 0.0f : 1.0f,
-                                 }));
+    if (rk_weight_is_trained(pass, weight))
+        RK_TRY(rk_gemm(pass->stream, &(struct rk_gemm_args){
+                                         .c = rk_weight_grad(pass, weight),
+                                         .a = dy,
+                                         .b = x,
+                                         .trans_a = true,
+                                         .alpha = 1,
+                                         .beta = pass->overwrites_grads ? 0.0f : 1.0f,
+                                     }));
     return weight->has_bias ? bias_bwd(pass, weight, dy) : NULL;
 }
 

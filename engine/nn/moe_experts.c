@@ -39,6 +39,8 @@ static struct rk_status *multiply_back(const struct rk_pass *pass, const struct 
 static struct rk_status *add_gradients(const struct rk_pass *pass, const struct rk_expert_weight *weight,
                                        const struct rk_moe_rows *rows, rk_tensor_t x, rk_tensor_t dy)
 {
+    if (!rk_params_is_trained(pass->params, weight->param))
+        return NULL;
     return rk_grouped_gemm_wgrad(pass->stream,
                                  &(struct rk_grouped_gemm_wgrad_args){
                                      .dw = matrices(pass, weight, pass->grads, pass->grad_dtype),
@@ -51,8 +53,11 @@ static struct rk_status *add_gradients(const struct rk_pass *pass, const struct 
 
 static struct rk_status *clear(const struct rk_pass *pass, const struct rk_expert_weight *weight)
 {
-    rk_tensor_t grads = matrices(pass, weight, pass->grads, pass->grad_dtype);
+    rk_tensor_t grads;
 
+    if (!rk_params_is_trained(pass->params, weight->param))
+        return NULL;
+    grads = matrices(pass, weight, pass->grads, pass->grad_dtype);
     return rk_stream_zero(pass->stream, grads.data, rk_tensor_bytes(grads));
 }
 

@@ -65,12 +65,13 @@ static struct rk_status *scores_bwd(const struct rk_pass *pass, const struct rk_
                                     const struct rk_weight *weight, rk_tensor_t x, rk_tensor_t dscores,
                                     rk_tensor_t dx)
 {
-    rk_tensor_t part;
+    rk_tensor_t part, dweight;
 
     RK_TRY(rk_activation_make(pass, block, RK_MOE_DX, &part));
+    RK_TRY(rk_weight_grad_or_scratch(pass, weight, &dweight));
     RK_TRY(rk_project_bwd(pass->stream, &(struct rk_project_bwd_args){
                                             .dx = part,
-                                            .dweight = rk_weight_grad(pass, weight),
+                                            .dweight = dweight,
                                             .dscores = dscores,
                                             .x = x,
                                             .weight = rk_weight_value(pass, weight),

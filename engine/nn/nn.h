@@ -151,7 +151,13 @@ static inline void rk_pass_note_alive(const struct rk_pass *pass)
 }
 
 rk_tensor_t rk_weight_value(const struct rk_pass *pass, const struct rk_weight *weight);
+bool rk_weight_is_trained(const struct rk_pass *pass, const struct rk_weight *weight);
+/* Only of a trained weight. */
 rk_tensor_t rk_weight_grad(const struct rk_pass *pass, const struct rk_weight *weight);
+/* For operators that always compute a gradient: of a weight that is not trained, memory of the pass's arena
+ * with arbitrary contents that nothing reads. */
+struct rk_status *rk_weight_grad_or_scratch(const struct rk_pass *pass, const struct rk_weight *weight,
+                                            rk_tensor_t *out) RK_NODISCARD;
 
 /* --- sequence_tp.c: between the rows of the residual stream, [num_rows, n], and all tokens, [num_tokens, n].
  * Without sequence parallelism they are the same memory. These functions allocate in pass->arena. --- */

@@ -88,7 +88,8 @@ static void cut_group(struct rk_trainer_group *group, const struct rk_shard_map 
     for (int64_t i = 0; i < params->count; i++) {
         const struct rk_placement *placement = rk_params_placement(params, i);
 
-        if (rk_param_grad_group(rk_params_at(params, i)) == index && placement->is_held)
+        if (rk_param_grad_group(rk_params_at(params, i)) == index && placement->is_held &&
+            rk_params_is_trained(params, i))
             add_segments(group, shards, rk_params_at(params, i), placement);
     }
     if (group->segments.count > 0)
@@ -101,7 +102,7 @@ static void cut_group(struct rk_trainer_group *group, const struct rk_shard_map 
 void rk_trainer_cut(struct rk_trainer *trainer, const struct rk_param_table *params,
                     const struct rk_shard_places *places)
 {
-    trainer->num_elements = params->num_elements;
+    trainer->num_elements = params->num_trained;
     trainer->shards = rk_params_cut(params, places, trainer->config.bucket_elements);
     trainer->shard_count = rk_params_shard_count(&trainer->shards);
     for (int g = 0; g < RK_GRAD_GROUPS; g++)
@@ -226,7 +227,8 @@ static int64_t find_complete(const struct rk_trainer *trainer, rk_grad_group_t g
         const struct rk_param *param = rk_params_at(params, i);
         const struct rk_placement *placement = rk_params_placement(params, i);
 
-        if (param->rank == 2 && rk_param_grad_group(param) == group) /* vectors follow all matrices */
+        /* vectors follow all matrices */
+        if (param->rank == 2 && rk_param_grad_group(param) == group && rk_params_is_trained(params, i))
             end = RK_MAX(end, placement->offset + rk_placement_num_elements(placement));
     }
     return end;
@@ -279,7 +281,7 @@ static struct rk_status *sum_shared(struct rk_trainer *trainer)
         int64_t total = rk_placement_num_elements(placement);
         int32_t peer = stage == param->stage ? param->shared_stage : param->stage;
 
-        if (param->shared_stage < 0 || !placement->is_held)
+        if (param->shared_stage < 0 || !placement->is_held || !rk_params_is_trained(params, i))
             continue;
         RK_ASSERT(placement->offset >= trainer->groups[rk_param_grad_group(param)].num_complete);
         for (int64_t begin = 0; begin < total; begin += SHARED_ELEMENTS)

@@ -17,7 +17,7 @@ static bool needs_sum(const struct rk_trainer *trainer, int64_t i, struct range 
     const struct rk_param *param = rk_params_at(params, i);
     const struct rk_placement *placement = rk_params_placement(params, i);
 
-    return placement->is_held && param->flags & RK_PARAM_PARTIAL_GRAD &&
+    return placement->is_held && rk_params_is_trained(params, i) && param->flags & RK_PARAM_PARTIAL_GRAD &&
            rk_param_num_copies(param, params->mesh) > 1 && placement->offset >= range.begin &&
            placement->offset < range.end;
 }

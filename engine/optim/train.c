@@ -1,6 +1,8 @@
 /* Training: its memory, and optimizer steps. */
 #include "engine/optim/trainer.h"
 
+#include <string.h>
+
 #include "base/rk_assert.h"
 #include "base/rk_alloc.h"
 #include "kernels/rk_trace.h"
@@ -76,6 +78,7 @@ static struct rk_status *allocate(struct rk_trainer *trainer)
     if (!rk_mul_size((size_t)trainer->num_elements, rk_dtype_bytes(trainer->pass_dtype), &grad_bytes))
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%lld gradients exceed the address space",
                        (long long)trainer->num_elements);
+    grad_bytes = RK_MAX(grad_bytes, ALIGN_BYTES); /* a pass with gradients is one that has the buffer */
     RK_TRY(rk_model_add_buffer(core, RK_MEMORY_GRADIENTS, grad_bytes, "gradients", &trainer->grads));
     RK_TRY(allocate_shard_grads(trainer));
     if (trainer->config.ops && core->dtype != trainer->grad_dtype)
@@ -108,7 +111,8 @@ static int64_t find_summed(const struct rk_model_core *core, rk_grad_group_t gro
         bool is_embedding =
             i == core->embedding.weight.param && !(i == core->head.weight.param && rk_model_has_head(core));
 
-        if (placement->is_held && rk_param_grad_group(param) == group && (param->rank == 1 || is_embedding))
+        if (placement->is_held && rk_params_is_trained(&core->params, i) &&
+            rk_param_grad_group(param) == group && (param->rank == 1 || is_embedding))
             begin = RK_MIN(begin, placement->offset);
     }
     return begin;
@@ -121,7 +125,8 @@ static void check_summed(const struct rk_trainer *trainer, const struct rk_model
         const struct rk_param *param = rk_params_at(&core->params, i);
         const struct rk_placement *placement = rk_params_placement(&core->params, i);
 
-        if (placement->is_held && param->rank == 2 && i != core->embedding.weight.param)
+        if (placement->is_held && rk_params_is_trained(&core->params, i) && param->rank == 2 &&
+            i != core->embedding.weight.param)
             RK_ASSERT(placement->offset < trainer->groups[rk_param_grad_group(param)].summed_begin);
     }
 }
@@ -229,6 +234,12 @@ struct rk_trainer *rk_model_trainer(const struct rk_model *model)
 
 struct rk_status *rk_trainer_gather_grad(struct rk_trainer *trainer, int64_t param, double *out)
 {
+    const struct rk_param_table *params = &trainer->model->core->params;
+
+    if (!rk_params_is_trained(params, param)) {
+        memset(out, 0, (size_t)rk_param_num_elements(rk_params_at(params, param)) * sizeof(*out));
+        return NULL;
+    }
     RK_TRY(rk_trainer_settle(trainer));
     return rk_model_gather(trainer->model, param, rk_trainer_grads(trainer), out);
 }

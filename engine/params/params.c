@@ -140,54 +140,90 @@ int64_t rk_params_align(int32_t num_shards)
     return num_shards / gcd(num_shards, SHARD_ALIGN_ELEMENTS) * SHARD_ALIGN_ELEMENTS;
 }
 
-/* The rows of a group from *position on. */
-static bool place_group(struct rk_param_table *table, rk_grad_group_t group, int64_t *position)
+/* The first row of the fused rows that end before `end`. */
+static int64_t find_fused(const struct rk_param_table *table, int64_t end)
+{
+    int64_t begin = end - 1;
+
+    while (table->params[begin].flags & RK_PARAM_FUSED)
+        begin--;
+    return begin;
+}
+
+/* A GEMM computes the gradients of fused rows together: they are trained if one of them is. */
+static void mark_untrained(struct rk_param_table *table)
+{
+    for (int64_t end = table->count, begin; end > 0; end = begin) {
+        uint32_t common = RK_PARAM_FROZEN;
+
+        begin = find_fused(table, end);
+        for (int64_t i = begin; i < end; i++)
+            common &= table->params[i].flags;
+        for (int64_t i = begin; common && i < end; i++)
+            table->params[i].flags |= RK_PARAM_UNTRAINED;
+    }
+}
+
+/* The trained or untrained rows of a group from *position on. */
+static bool place_group(struct rk_param_table *table, rk_grad_group_t group, bool is_trained,
+                        int64_t *position)
 {
     bool fits = true;
 
     for (int32_t rank = 2; rank >= 1; rank--) {
-        for (int64_t end = table->count; fits && end > 0;) {
-            int64_t begin = end - 1;
+        for (int64_t end = table->count, begin; fits && end > 0; end = begin) {
+            const struct rk_param *param;
 
-            while (table->params[begin].flags & RK_PARAM_FUSED)
-                begin--;
-            if (table->params[begin].rank == rank && rk_param_grad_group(&table->params[begin]) == group)
+            begin = find_fused(table, end);
+            param = &table->params[begin];
+            if (param->rank == rank && rk_param_grad_group(param) == group &&
+                rk_params_is_trained(table, begin) == is_trained)
                 fits = place(table, begin, end, position);
-            end = begin;
         }
     }
     return fits;
 }
 
-static bool has_group(const struct rk_param_table *table, rk_grad_group_t group)
+static bool has_group(const struct rk_param_table *table, rk_grad_group_t group, bool is_trained)
 {
     for (int64_t i = 0; i < table->count; i++) {
-        if (rk_param_grad_group(&table->params[i]) == group && table->placements[i].is_held)
+        if (rk_param_grad_group(&table->params[i]) == group && table->placements[i].is_held &&
+            rk_params_is_trained(table, i) == is_trained)
             return true;
     }
     return false;
 }
 
+/* Places the rows of all groups from *position on, a range for each; false on overflow. */
+static bool place_groups(struct rk_param_table *table, bool is_trained, struct rk_param_range *ranges,
+                         int64_t *position)
+{
+    for (int g = 0; g < RK_GRAD_GROUPS; g++) {
+        rk_grad_group_t group = (rk_grad_group_t)g;
+        int64_t align = rk_params_align(rk_grad_group_size(group, table->mesh)), begin = *position, count;
+
+        if (has_group(table, group, is_trained) && !place_group(table, group, is_trained, position))
+            return false;
+        count = *position - begin;
+        if (!round_up(&count, align) || !rk_add_i64(begin, count, position))
+            return false;
+        ranges[g] = (struct rk_param_range){.begin = begin, .num_elements = count};
+    }
+    return true;
+}
+
 struct rk_status *rk_params_lay_out(struct rk_param_table *table)
 {
     int64_t position = 0;
+    bool fits;
 
-    for (int g = 0; g < RK_GRAD_GROUPS; g++) {
-        int64_t align = rk_params_align(rk_grad_group_size((rk_grad_group_t)g, table->mesh));
-        int64_t begin = position, count;
-
-        if (has_group(table, (rk_grad_group_t)g) && !place_group(table, (rk_grad_group_t)g, &position))
-            goto too_many;
-        count = position - begin;
-        if (!round_up(&count, align) || !rk_add_i64(begin, count, &position))
-            goto too_many;
-        table->groups[g] = (struct rk_param_range){.begin = begin, .num_elements = count};
-    }
+    mark_untrained(table);
+    fits = place_groups(table, true, table->groups, &position);
+    table->num_trained = position;
+    if (!fits || !place_groups(table, false, table->untrained, &position))
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "the parameters of the model exceed 2^63 elements");
     table->num_elements = position;
     return NULL;
-
-too_many:
-    return RK_FAIL(RK_RESOURCE_EXHAUSTED, "the parameters of the model exceed 2^63 elements");
 }
 
 struct rk_shard_places rk_shard_places_of(const struct rk_mesh_comms *mesh)
@@ -203,14 +239,14 @@ struct rk_shard_places rk_shard_places_of(const struct rk_mesh_comms *mesh)
     return places;
 }
 
-struct rk_shard_maps rk_params_cut(const struct rk_param_table *table, const struct rk_shard_places *places,
-                                   int64_t bucket_elements)
+static struct rk_shard_maps cut(const struct rk_param_range *ranges, const struct rk_shard_places *places,
+                                int64_t bucket_elements)
 {
     struct rk_shard_maps maps;
     int64_t shard = 0;
 
     for (int g = 0; g < RK_GRAD_GROUPS; g++) {
-        const struct rk_param_range *range = &table->groups[g];
+        const struct rk_param_range *range = &ranges[g];
         /* A single rank has no communication to overlap: fewer buckets mean fewer optimizer calls. */
         int64_t unset = places->size[g] > 1 ? RK_BUCKET_ELEMENTS : RK_MAX(range->num_elements, 1);
         int64_t wanted = bucket_elements ? bucket_elements : unset, align = rk_params_align(places->size[g]);
@@ -227,6 +263,18 @@ struct rk_shard_maps rk_params_cut(const struct rk_param_table *table, const str
         shard += range->num_elements / places->size[g];
     }
     return maps;
+}
+
+struct rk_shard_maps rk_params_cut(const struct rk_param_table *table, const struct rk_shard_places *places,
+                                   int64_t bucket_elements)
+{
+    return cut(table->groups, places, bucket_elements);
+}
+
+struct rk_shard_maps rk_params_cut_untrained(const struct rk_param_table *table,
+                                             const struct rk_shard_places *places)
+{
+    return cut(table->untrained, places, RK_MAX(table->num_elements, 1));
 }
 
 int64_t rk_params_shard_count(const struct rk_shard_maps *maps)

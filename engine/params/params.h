@@ -5,8 +5,9 @@
  * small and have no weight decay: so the optimizer has few ranges to process. Gradient groups follow one
  * another, each in this order. Every allocation starts at a multiple of 64 elements, and the length of a
  * group is a multiple of lcm(n, 128), where n is the number of its ranks, so that each rank owns an equal
- * part. Parameters and gradients have the same index map. It is equal on all ranks of the tp and dp groups,
- * and for experts on all ranks with the same ep rank. */
+ * part. Parameters that are not trained (RK_PARAM_UNTRAINED) follow all others, in the same order. Parameters
+ * and gradients have the same index map; the buffer of gradients ends where the untrained ones begin. The map
+ * is equal on all ranks of the tp and dp groups, and for experts on all ranks with the same ep rank. */
 #ifndef RK_ENGINE_PARAMS_H
 #define RK_ENGINE_PARAMS_H
 
@@ -20,10 +21,13 @@ struct rk_param_table {
     struct rk_mesh_coords coords;
     int32_t stage;        /* pipeline stage of the rows that are added next */
     bool splits_rows;     /* tp ranks split the rows of the residual stream: set before rows are added */
-    int64_t num_elements; /* length of a flat buffer with padding; 0 until laid out */
+    int64_t num_elements; /* length of the flat buffer of parameters with padding; 0 until laid out */
+    int64_t num_trained;  /* length of the flat buffer of gradients: the elements before it are trained */
+    /* Ranges of the flat buffer, which follow one another: of the trained parameters of each gradient group,
+     * and of the others. */
     struct rk_param_range {
         int64_t begin, num_elements;
-    } groups[RK_GRAD_GROUPS]; /* ranges of the flat buffer; they follow one another */
+    } groups[RK_GRAD_GROUPS], untrained[RK_GRAD_GROUPS];
 };
 
 /* A layer's declaration of a parameter. It is split over tp, or over etp if it belongs to an expert. */
@@ -73,6 +77,9 @@ struct rk_shard_places rk_shard_places_of(const struct rk_mesh_comms *mesh);
  * single rank, otherwise RK_BUCKET_ELEMENTS. */
 struct rk_shard_maps rk_params_cut(const struct rk_param_table *table, const struct rk_shard_places *places,
                                    int64_t bucket_elements);
+/* A map of the untrained parameters: which elements each rank of the groups writes to checkpoints. */
+struct rk_shard_maps rk_params_cut_untrained(const struct rk_param_table *table,
+                                             const struct rk_shard_places *places);
 /* Elements of the shard over all groups. */
 int64_t rk_params_shard_count(const struct rk_shard_maps *maps);
 
@@ -90,6 +97,11 @@ static inline const struct rk_param *rk_params_at(const struct rk_param_table *t
 static inline const struct rk_placement *rk_params_placement(const struct rk_param_table *table, int64_t i)
 {
     return &table->placements[i];
+}
+
+static inline bool rk_params_is_trained(const struct rk_param_table *table, int64_t i)
+{
+    return !(table->params[i].flags & RK_PARAM_UNTRAINED);
 }
 
 /* The placement of row `i` on the rank of the owning stage that has the same coordinates otherwise. */

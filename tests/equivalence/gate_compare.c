@@ -148,14 +148,22 @@ static void compare_loss(struct comparison *c)
         compare_values(c, &sum, 0);
 }
 
+/* The bias that experts are chosen by is not trained, and routers are not if they are frozen. */
+static bool is_trained(const struct rk_gate_model *model, const char *name)
+{
+    if (rk_str_has_suffix(name, "e_score_correction_bias"))
+        return false;
+    return !(model->moe.freezes_router && (rk_str_has_suffix(name, "mlp.gate.weight") ||
+                                           rk_str_has_suffix(name, "shared_expert_gate.weight")));
+}
+
 static struct values values_of_param(const struct comparison *c, int64_t i, rk_test_kind_t kind)
 {
     const struct rk_gate_outcome *outcome = c->golden->same_dtype;
     size_t begin = (size_t)outcome->begin[i] * sizeof(double);
     int64_t count = outcome->begin[i + 1] - outcome->begin[i];
 
-    /* The bias that experts are chosen by is not trained. */
-    double smallest = rk_str_has_suffix(outcome->names[i], "e_score_correction_bias") ? INITIALIZER_RANGE : 0;
+    double smallest = is_trained(c->test->model, outcome->names[i]) ? 0 : INITIALIZER_RANGE;
 
     if (kind == RK_TEST_GRADIENT)
         return (struct values){"gradient", outcome->names[i], offsetof(struct rk_gate_outcome, grads) + begin,

@@ -47,6 +47,7 @@ struct rk_status *rk_test_model_open(struct rk_test_model *out, const struct rk_
         .seed = spec->seed,
         .recompute_num_layers = spec->recompute_num_layers,
         .offload = spec->offload,
+        .frozen = spec->frozen,
         .moe = spec->moe,
         .layout = {.sequence_parallel = spec->sequence_parallel,
                    .vpp = spec->vpp,

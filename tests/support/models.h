@@ -19,6 +19,7 @@ struct rk_test_model_spec {
     rk_numerics_t numerics;
     int64_t recompute_num_layers;
     uint32_t offload;            /* parts that may be offloaded */
+    const char *const *frozen;   /* as in struct rk_model_desc */
     int32_t tp, cp, dp, pp;      /* 0: 1 */
     int32_t ep, etp;             /* 0: 1, tp */
     int32_t moe_dispatch_tokens; /* 0: the default */
