@@ -55,13 +55,17 @@ static struct rk_status *declare_block(struct rk_model_core *core, struct rk_blo
 
 static struct rk_status *declare_layer(struct rk_model_core *core, int64_t number)
 {
+    const struct rk_layer_values values = rk_config_layer_values(&core->config, number);
     struct rk_layer *layer = &core->layers[number];
 
     layer->begin = core->num_blocks;
     for (const struct rk_block_desc *desc = layer->kind->blocks; desc->ops; desc++) {
         struct rk_block *block = &core->blocks[core->num_blocks++];
-        struct rk_block_site site = {
-            .config = &core->config, .layout = &core->layout, .layer = number, .module = desc->module};
+        struct rk_block_site site = {.values = &values,
+                                     .hidden_size = core->config.hidden_size,
+                                     .layout = &core->layout,
+                                     .layer = number,
+                                     .module = desc->module};
         char name[96];
 
         block->ops = desc->ops;

@@ -66,6 +66,10 @@ bool rk_config_has_null(const struct rk_json *hf_config, const char *key);
  * for all layers or by kind of layer; `out` says which layers have a window). */
 struct rk_status *rk_config_read_rope(struct rk_model_config *out,
                                       const struct rk_json *hf_config) RK_NODISCARD;
+/* RoPE over whole heads, with the keys of config.json that apply to all layers. */
+struct rk_rope_spec rk_rope_of_config(const struct rk_model_config *config);
+/* What the configuration says about a layer. */
+struct rk_layer_values rk_config_layer_values(const struct rk_model_config *config, int64_t layer);
 /* Number of experts (num_experts, num_local_experts or n_routed_experts), num_experts_per_tok,
  * moe_intermediate_size and norm_topk_prob, with the defaults that `out` holds at the call; checks them and
  * the other members. INVALID_ARGUMENT. */

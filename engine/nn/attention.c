@@ -12,8 +12,6 @@
  * saved. */
 #include "engine/nn/nn.h"
 
-#include <math.h>
-
 #include "base/rk_assert.h"
 
 /* Dimensions of this rank. */
@@ -24,6 +22,7 @@ struct attention {
     struct rk_weight q_norm, k_norm; /* [head_dim] */
     int64_t num_heads, num_kv_heads, head_dim;
     int32_t window; /* keys that a query attends to, itself included; 0: all before it */
+    float scale;    /* of the scores */
 };
 
 struct saved {
@@ -75,12 +74,12 @@ static rk_tensor_t qk_columns(const struct attention *attention, rk_tensor_t qkv
     return rk_tensor_cols(qkv, 0, (attention->num_heads + attention->num_kv_heads) * attention->head_dim);
 }
 
-static struct rk_status *check_heads(const struct rk_model_config *config,
+static struct rk_status *check_heads(const struct rk_layer_values *values,
                                      const struct rk_param_table *params)
 {
-    int64_t num_kv_heads = config->num_kv_heads, tp = rk_params_tp_size(params);
+    int64_t num_kv_heads = values->num_kv_heads, tp = rk_params_tp_size(params);
 
-    RK_TRY(rk_params_check_divides(params, RK_AXIS_TP, "num_attention_heads", config->num_heads));
+    RK_TRY(rk_params_check_divides(params, RK_AXIS_TP, "num_attention_heads", values->num_heads));
     if (num_kv_heads % tp != 0 && tp % num_kv_heads != 0)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "num_key_value_heads=%lld is neither a multiple nor a divisor of tp=%lld",
@@ -92,11 +91,11 @@ static struct rk_status *check_heads(const struct rk_model_config *config,
 static int64_t declare_qkv(struct rk_param_table *params, const struct rk_block_site *site, int64_t cols,
                            const char *kind)
 {
-    const struct rk_model_config *config = site->config;
-    struct rk_param_spec q = {.rows = config->num_heads * config->head_dim, .cols = cols};
-    struct rk_param_spec kv = {.rows = config->num_kv_heads * config->head_dim,
+    const struct rk_layer_values *values = site->values;
+    struct rk_param_spec q = {.rows = values->num_heads * values->head_dim, .cols = cols};
+    struct rk_param_spec kv = {.rows = values->num_kv_heads * values->head_dim,
                                .cols = cols,
-                               .num_parts = (int32_t)RK_MIN(config->num_kv_heads, rk_params_tp_size(params)),
+                               .num_parts = (int32_t)RK_MIN(values->num_kv_heads, rk_params_tp_size(params)),
                                .flags = RK_PARAM_FUSED | RK_PARAM_PARTIAL_GRAD};
     long long layer = (long long)site->layer;
     int64_t first = rk_params_add(params, &q, "model.layers.%lld.%s.q_proj.%s", layer, site->module, kind);
@@ -133,14 +132,14 @@ static struct rk_activation_decl statistic(const char *name, int64_t columns)
         .name = name, .life = RK_ACTIVATION_KEPT, .is_stat = true, .columns = columns};
 }
 
-static void declare_shapes(struct rk_block *block, const struct rk_model_config *config)
+static void declare_shapes(struct rk_block *block, const struct rk_layer_values *values)
 {
     const struct attention *attention = block->own;
     int64_t heads = attention->num_heads, kv_heads = attention->num_kv_heads, head_dim = attention->head_dim;
     int64_t normed = attention->has_qk_norm ? 1 : 0;
     struct rk_block_decl *decl = &block->decl;
 
-    decl->rope = rk_rope_of_config(config);
+    decl->rope = values->rope;
     decl->num_caches = NUM_CACHES;
     decl->caches[CACHE_K] = (struct rk_cache_decl){"k", kv_heads, head_dim};
     decl->caches[CACHE_V] = (struct rk_cache_decl){"v", kv_heads, head_dim};
@@ -158,31 +157,31 @@ static void declare_shapes(struct rk_block *block, const struct rk_model_config 
 static struct rk_status *attention_declare(struct rk_block *block, struct rk_param_table *params,
                                            const struct rk_block_site *site)
 {
-    const struct rk_model_config *config = site->config;
+    const struct rk_layer_values *values = site->values;
     struct attention *attention = block->own;
     int64_t tp_size = rk_params_tp_size(params);
     struct rk_param_spec o = {
-        .rows = config->hidden_size, .cols = config->num_heads * config->head_dim, .split_dim = 1};
+        .rows = site->hidden_size, .cols = values->num_heads * values->head_dim, .split_dim = 1};
 
-    RK_TRY(check_heads(config, params));
-    attention->num_heads = config->num_heads / tp_size;
-    attention->num_kv_heads = config->num_kv_heads / RK_MIN(config->num_kv_heads, tp_size);
-    attention->head_dim = config->head_dim;
-    if (config->sliding_window > 0 && site->layer >= config->max_window_layers)
-        attention->window = config->sliding_window;
-    attention->qkv.rows = (attention->num_heads + 2 * attention->num_kv_heads) * config->head_dim;
-    attention->qkv.cols = config->hidden_size;
-    attention->qkv.param = declare_qkv(params, site, config->hidden_size, "weight");
-    attention->qkv.has_bias = config->has_qkv_bias;
-    if (config->has_qkv_bias)
+    RK_TRY(check_heads(values, params));
+    attention->num_heads = values->num_heads / tp_size;
+    attention->num_kv_heads = values->num_kv_heads / RK_MIN(values->num_kv_heads, tp_size);
+    attention->head_dim = values->head_dim;
+    attention->window = values->window;
+    attention->scale = (float)values->softmax_scale;
+    attention->qkv.rows = (attention->num_heads + 2 * attention->num_kv_heads) * values->head_dim;
+    attention->qkv.cols = site->hidden_size;
+    attention->qkv.param = declare_qkv(params, site, site->hidden_size, "weight");
+    attention->qkv.has_bias = values->has_qkv_bias;
+    if (values->has_qkv_bias)
         attention->qkv.bias_param = declare_qkv(params, site, 0, "bias");
-    if (config->has_qk_norm)
+    if (values->has_qk_norm)
         declare_qk_norm(attention, params, site);
-    attention->o.rows = config->hidden_size;
-    attention->o.cols = attention->num_heads * config->head_dim;
+    attention->o.rows = site->hidden_size;
+    attention->o.cols = attention->num_heads * values->head_dim;
     attention->o.param =
         rk_params_add(params, &o, "model.layers.%lld.%s.o_proj.weight", (long long)site->layer, site->module);
-    declare_shapes(block, config);
+    declare_shapes(block, values);
     return NULL;
 }
 
@@ -214,7 +213,7 @@ static struct rk_attn_varlen_args varlen_args(const struct rk_pass *pass, const 
         .cu_seqlens = pass->cu_seqlens,
         .max_seqlen = pass->max_seqlen,
         .window = attention->window,
-        .scale = (float)(1.0 / sqrt((double)attention->head_dim)),
+        .scale = attention->scale,
     };
 }
 

@@ -2,8 +2,6 @@
  * formulas and says which weights are split over tp. */
 #include "engine/nn/latent_internal.h"
 
-#include <math.h>
-
 #include "base/rk_assert.h"
 
 /* Large enough for GEMMs that fill a GPU, and small compared with a cache. */
@@ -25,7 +23,7 @@ static struct rk_activation_decl statistic(const char *name, bool of_rows, int64
         .name = name, .life = RK_ACTIVATION_KEPT, .is_stat = true, .of_rows = of_rows, .columns = columns};
 }
 
-static void declare_shapes(struct rk_block *block, const struct rk_model_config *config)
+static void declare_shapes(struct rk_block *block, const struct rk_block_site *site)
 {
     const struct rk_latent *latent = block->own;
     int64_t heads = latent->num_heads, width = rk_latent_width(latent), q_rank = latent->q_rank;
@@ -33,8 +31,7 @@ static void declare_shapes(struct rk_block *block, const struct rk_model_config 
     struct rk_block_decl *decl = &block->decl;
     struct rk_activation_decl *list = decl->activations;
 
-    decl->rope = rk_rope_of_config(config);
-    decl->rope.width = latent->rope;
+    decl->rope = site->values->rope;
     decl->num_caches = 1;
     decl->caches[0] = (struct rk_cache_decl){"latent", 1, width};
     decl->num_activations = RK_LATENT_NUM_ACTIVATIONS;
@@ -55,7 +52,7 @@ static void declare_shapes(struct rk_block *block, const struct rk_model_config 
     list[RK_LATENT_DQ_LATENT] = rows("dq_latent", RK_ACTIVATION_BACKWARD, q_rank);
     list[RK_LATENT_DLATENT] = rows("dlatent", RK_ACTIVATION_BACKWARD, width);
     list[RK_LATENT_DDOWN] = rows("ddown", RK_ACTIVATION_BACKWARD, q_rank + width);
-    list[RK_LATENT_DX] = rows("dx", RK_ACTIVATION_BACKWARD, q_rank ? 0 : config->hidden_size);
+    list[RK_LATENT_DX] = rows("dx", RK_ACTIVATION_BACKWARD, q_rank ? 0 : site->hidden_size);
 }
 
 static int64_t add(struct rk_param_table *params, const struct rk_block_site *site,
@@ -79,7 +76,7 @@ static struct rk_weight add_whole(struct rk_param_table *params, const struct rk
 static struct rk_weight add_up(struct rk_param_table *params, const struct rk_block_site *site,
                                const char *name, int64_t head_columns, int64_t cols)
 {
-    struct rk_param_spec spec = {.rows = site->config->num_heads * head_columns, .cols = cols};
+    struct rk_param_spec spec = {.rows = site->values->num_heads * head_columns, .cols = cols};
 
     return (struct rk_weight){
         .param = add(params, site, &spec, name), .rows = spec.rows / rk_params_tp_size(params), .cols = cols};
@@ -88,10 +85,10 @@ static struct rk_weight add_up(struct rk_param_table *params, const struct rk_bl
 static void declare_weights(struct rk_latent *latent, struct rk_param_table *params,
                             const struct rk_block_site *site)
 {
-    int64_t hidden = site->config->hidden_size, head_dim = rk_latent_head_dim(latent);
+    int64_t hidden = site->hidden_size, head_dim = rk_latent_head_dim(latent);
     int64_t width = rk_latent_width(latent), q_rank = latent->q_rank;
     struct rk_param_spec o = {
-        .rows = hidden, .cols = site->config->num_heads * latent->v_head_dim, .split_dim = 1};
+        .rows = hidden, .cols = site->values->num_heads * latent->v_head_dim, .split_dim = 1};
     struct rk_weight kv_a;
 
     if (q_rank > 0)
@@ -114,23 +111,22 @@ static void declare_weights(struct rk_latent *latent, struct rk_param_table *par
 struct rk_status *rk_latent_declare(struct rk_block *block, struct rk_param_table *params,
                                     const struct rk_block_site *site)
 {
-    const struct rk_model_config *config = site->config;
-    const struct rk_latent_config *shape = &config->latent;
+    const struct rk_layer_values *values = site->values;
+    const struct rk_latent_config *shape = &values->latent;
     struct rk_latent *latent = block->own;
-    double factor = config->rope_scaling.type == RK_ROPE_YARN ? config->rope_scaling.softmax_factor : 1.0;
 
     RK_ASSERT(shape->kv_lora_rank > 0);
-    RK_TRY(rk_params_check_divides(params, RK_AXIS_TP, "num_attention_heads", config->num_heads));
-    latent->num_heads = config->num_heads / rk_params_tp_size(params);
+    RK_TRY(rk_params_check_divides(params, RK_AXIS_TP, "num_attention_heads", values->num_heads));
+    latent->num_heads = values->num_heads / rk_params_tp_size(params);
     latent->q_rank = shape->q_lora_rank;
     latent->kv_rank = shape->kv_lora_rank;
     latent->nope = shape->qk_nope_head_dim;
     latent->rope = shape->qk_rope_head_dim;
     latent->v_head_dim = shape->v_head_dim;
     latent->is_interleaved = shape->rope_interleave;
-    latent->scale = (float)(factor / sqrt((double)rk_latent_head_dim(latent)));
+    latent->scale = (float)values->softmax_scale;
     latent->expanded_bytes = EXPANDED_BYTES;
     declare_weights(latent, params, site);
-    declare_shapes(block, config);
+    declare_shapes(block, site);
     return NULL;
 }

@@ -44,23 +44,21 @@ static void declare_activations(struct rk_block *block)
 static struct rk_status *swiglu_declare(struct rk_block *block, struct rk_param_table *params,
                                         const struct rk_block_site *site)
 {
-    const struct rk_model_config *config = site->config;
+    int64_t hidden_size = site->hidden_size, intermediate_size = site->values->intermediate_size;
     struct mlp *mlp = block->own;
-    struct rk_param_spec gate = {.rows = config->intermediate_size, .cols = config->hidden_size};
-    struct rk_param_spec up = {
-        .rows = config->intermediate_size, .cols = config->hidden_size, .flags = RK_PARAM_FUSED};
-    struct rk_param_spec down = {
-        .rows = config->hidden_size, .cols = config->intermediate_size, .split_dim = 1};
+    struct rk_param_spec gate = {.rows = intermediate_size, .cols = hidden_size};
+    struct rk_param_spec up = {.rows = intermediate_size, .cols = hidden_size, .flags = RK_PARAM_FUSED};
+    struct rk_param_spec down = {.rows = hidden_size, .cols = intermediate_size, .split_dim = 1};
     long long layer = (long long)site->layer;
 
-    RK_TRY(rk_params_check_divides(params, RK_AXIS_TP, "intermediate_size", config->intermediate_size));
-    mlp->intermediate_size = config->intermediate_size / rk_params_tp_size(params);
+    RK_TRY(rk_params_check_divides(params, RK_AXIS_TP, "intermediate_size", intermediate_size));
+    mlp->intermediate_size = intermediate_size / rk_params_tp_size(params);
     mlp->gate_up.rows = 2 * mlp->intermediate_size;
-    mlp->gate_up.cols = config->hidden_size;
+    mlp->gate_up.cols = hidden_size;
     mlp->gate_up.param =
         rk_params_add(params, &gate, "model.layers.%lld.%s.gate_proj.weight", layer, site->module);
     rk_params_add(params, &up, "model.layers.%lld.%s.up_proj.weight", layer, site->module);
-    mlp->down.rows = config->hidden_size;
+    mlp->down.rows = hidden_size;
     mlp->down.cols = mlp->intermediate_size;
     mlp->down.param =
         rk_params_add(params, &down, "model.layers.%lld.%s.down_proj.weight", layer, site->module);

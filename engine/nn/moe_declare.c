@@ -292,7 +292,7 @@ static struct rk_status *check_mesh(const struct rk_param_table *params, const s
 struct rk_status *rk_moe_declare(struct rk_block *block, struct rk_param_table *params,
                                  const struct rk_block_site *at)
 {
-    const struct rk_moe_config *config = &at->config->moe;
+    const struct rk_moe_config *config = &at->values->moe;
     int32_t etp_size = rk_mesh_axis_size(params->mesh, RK_AXIS_ETP);
     int32_t ep_size = rk_mesh_axis_size(params->mesh, RK_AXIS_EP);
     struct site site = {.params = params, .at = at};
@@ -303,7 +303,7 @@ struct rk_status *rk_moe_declare(struct rk_block *block, struct rk_param_table *
     block->decl.has_routes = true;
     moe->config = *config;
     moe->dispatch_rows = at->layout->moe_dispatch_tokens * config->num_experts_per_tok;
-    moe->hidden_size = at->config->hidden_size;
+    moe->hidden_size = at->hidden_size;
     moe->first_expert = first_expert(&site, config);
     moe->is_wide = etp_size < rk_params_tp_size(params);
     moe->is_by_rows = moe->is_wide && params->splits_rows;

@@ -267,8 +267,6 @@ struct rk_rope_spec {
 struct rk_rope_tables {
     rk_tensor_t cos, sin;
 };
-/* RoPE over whole heads, with the keys of config.json that apply to all layers. */
-struct rk_rope_spec rk_rope_of_config(const struct rk_model_config *config);
 /* Whether both specifications have the same tables. */
 bool rk_rope_equal(const struct rk_rope_spec *a, const struct rk_rope_spec *b);
 /* Frequency k of width / 2 with scaling, rounded to fp32 at the same steps as Hugging Face. */
@@ -335,9 +333,26 @@ struct rk_block {
     int64_t route;       /* index among the blocks that have routes */
 };
 
+/* Values of the blocks of one layer: layers of one model may differ in them. Blocks know no other keys of the
+ * model's configuration. */
+struct rk_layer_values {
+    /* Attention. */
+    int64_t num_heads, num_kv_heads, head_dim;
+    bool has_qkv_bias;
+    bool has_qk_norm;     /* RMSNorm of every head of queries and keys */
+    int32_t window;       /* keys that a query attends to, itself included; 0: all before it */
+    double softmax_scale; /* of the scores */
+    struct rk_rope_spec rope;
+    struct rk_latent_config latent;
+    /* MLP, experts. */
+    int64_t intermediate_size;
+    struct rk_moe_config moe;
+};
+
 /* Position of a block in the model when its parameters are declared. */
 struct rk_block_site {
-    const struct rk_model_config *config;
+    const struct rk_layer_values *values;
+    int64_t hidden_size;
     const struct rk_model_layout *layout;
     int64_t layer;
     const char *module; /* "self_attn" */

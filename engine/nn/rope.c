@@ -18,12 +18,6 @@
 /* Rows of the tables that are filled at a time, column by column: they fit the L1 cache. */
 #define TILE_POSITIONS 64
 
-struct rk_rope_spec rk_rope_of_config(const struct rk_model_config *config)
-{
-    return (struct rk_rope_spec){
-        .width = config->head_dim, .theta = config->rope_theta, .scaling = config->rope_scaling};
-}
-
 bool rk_rope_equal(const struct rk_rope_spec *a, const struct rk_rope_spec *b)
 {
     const struct rk_rope_scaling *x = &a->scaling, *y = &b->scaling;

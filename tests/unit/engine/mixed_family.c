@@ -51,23 +51,20 @@ static void declare_shapes(struct rk_block *block)
 static struct rk_status *latent_declare(struct rk_block *block, struct rk_param_table *params,
                                         const struct rk_block_site *site)
 {
-    const struct rk_model_config *config = site->config;
+    int64_t num_heads = site->values->num_heads, hidden_size = site->hidden_size;
     struct latent *latent = block->own;
-    struct rk_param_spec q = {.rows = config->num_heads * WIDTH, .cols = config->hidden_size};
-    struct rk_param_spec c = {.rows = WIDTH,
-                              .cols = config->hidden_size,
-                              .num_parts = 1,
-                              .flags = RK_PARAM_FUSED | RK_PARAM_PARTIAL_GRAD};
-    struct rk_param_spec o = {
-        .rows = config->hidden_size, .cols = config->num_heads * VALUES, .split_dim = 1};
+    struct rk_param_spec q = {.rows = num_heads * WIDTH, .cols = hidden_size};
+    struct rk_param_spec c = {
+        .rows = WIDTH, .cols = hidden_size, .num_parts = 1, .flags = RK_PARAM_FUSED | RK_PARAM_PARTIAL_GRAD};
+    struct rk_param_spec o = {.rows = hidden_size, .cols = num_heads * VALUES, .split_dim = 1};
     long long layer = (long long)site->layer;
 
-    RK_TRY(rk_params_check_divides(params, RK_AXIS_TP, "num_attention_heads", config->num_heads));
-    latent->num_heads = config->num_heads / rk_params_tp_size(params);
-    latent->qc = (struct rk_weight){.rows = (latent->num_heads + 1) * WIDTH, .cols = config->hidden_size};
+    RK_TRY(rk_params_check_divides(params, RK_AXIS_TP, "num_attention_heads", num_heads));
+    latent->num_heads = num_heads / rk_params_tp_size(params);
+    latent->qc = (struct rk_weight){.rows = (latent->num_heads + 1) * WIDTH, .cols = hidden_size};
     latent->qc.param = rk_params_add(params, &q, "model.layers.%lld.%s.q_proj.weight", layer, site->module);
     rk_params_add(params, &c, "model.layers.%lld.%s.kv_proj.weight", layer, site->module);
-    latent->o = (struct rk_weight){.rows = config->hidden_size, .cols = latent->num_heads * VALUES};
+    latent->o = (struct rk_weight){.rows = hidden_size, .cols = latent->num_heads * VALUES};
     latent->o.param = rk_params_add(params, &o, "model.layers.%lld.%s.o_proj.weight", layer, site->module);
     declare_shapes(block);
     return NULL;
