@@ -25,9 +25,9 @@ struct rk_status *rk_model_add_buffer(struct rk_model_core *core, rk_memory_kind
         return NULL;
     RK_ASSERT(core->num_buffers < RK_MODEL_BUFFERS_MAX);
     *buffer = (struct rk_model_buffer){.kind = kind, .part = part_of(kind)};
+    core->num_buffers++; /* also after a failure: the buffer may have addresses without memory */
     RK_TRY(rk_movable_create(&buffer->memory, rk_stream_device(core->stream), bytes,
                              core->offload & buffer->part, what));
-    core->num_buffers++;
     *data = buffer->memory.data;
     return NULL;
 }

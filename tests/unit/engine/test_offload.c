@@ -438,6 +438,38 @@ static void test_onload_without_device_memory_can_be_repeated(void **state)
     rk_device_close(device);
 }
 
+/* Goal: a trainer that gets no device memory leaves nothing behind, not even addresses. Method: a device with
+ * room for the gradients, but not for the masters after them; closing it aborts if a range is left. */
+static void test_failed_trainer_gives_its_ranges_back(void **state)
+{
+    const struct rk_device_config config = {
+        .struct_size = sizeof(config), .name = "cpu", .num_threads = 1, .memory_limit_bytes = DEVICE_BYTES};
+    const struct rk_optim_config optim = rk_test_adamw(1e-2, 0, 1);
+    struct rk_device_stats before;
+    struct rk_test_model test;
+    struct rk_device *device;
+    struct rk_stream *stream;
+    void *filler;
+
+    (void)state;
+    assert_ok(rk_device_open(&device, &config));
+    assert_ok(rk_stream_create(&stream, device, "test"));
+    assert_ok(rk_test_model_open(
+        &test, &(struct rk_test_model_spec){
+                   .config = CONFIG, .dtype = RK_DTYPE_BF16, .offload = RK_PARTS_ALL, .stream = stream}));
+    assert_ok(rk_device_alloc(
+        device, &filler,
+        DEVICE_BYTES - rk_device_get_stats(device).allocated_bytes - 3 * RK_RANGE_GRANULE / 2, "filler"));
+    before = rk_device_get_stats(device);
+    assert_fails(rk_test_enable_training(test.model, &optim), RK_RESOURCE_EXHAUSTED, "master weights: ");
+    assert_int_equal(rk_device_get_stats(device).allocated_bytes, before.allocated_bytes);
+    rk_device_free(device, filler);
+    assert_ok(rk_test_enable_training(test.model, &optim));
+    rk_test_model_close(&test);
+    rk_stream_destroy(stream);
+    rk_device_close(device);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -451,6 +483,7 @@ int main(void)
         cmocka_unit_test(test_failed_copy_leaves_parts_where_they_were),
 #endif
         cmocka_unit_test(test_onload_without_device_memory_can_be_repeated),
+        cmocka_unit_test(test_failed_trainer_gives_its_ranges_back),
     };
 
     return cmocka_run_group_tests_name("offload", tests, NULL, NULL);
