@@ -182,7 +182,9 @@ static void keep_role(struct rk_role *out, const struct rk_worker *worker, struc
     if (is_in_place)
         return;
     out->mesh = mesh;
+    rk_saver_destroy(out->saver); /* a save in progress lacks the shards of the lost ranks */
     rk_trainer_destroy(out->trainer);
+    out->saver = rk_saver_create(out->model);
     out->trainer = NULL;
     RK_INFO("role %s continues as the only replica, without its optimizer", out->name);
 }

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_time.h"
@@ -712,6 +713,43 @@ static void test_configure_keeps_the_weights_of_the_only_replica_left(void **sta
     test_cluster_close(&cluster);
 }
 
+/* Goal: a save that a world has not completed before it was lost is dropped, not published without the shards
+ * of the lost ranks. */
+static void test_configure_drops_the_save_of_a_lost_world(void **state)
+{
+    static const struct test_mesh actor[] = {{"actor", {.tp = 2}}};
+    static const int32_t replicas[2][2] = {{0, 1}, {2, 3}};
+    struct rk_worker *workers[TEST_MAX_WORKERS];
+    struct rk_job *jobs[TEST_MAX_WORKERS];
+    struct test_cluster cluster;
+    char *part = rk_format("%s/global_step_1/actor", rk_test_temp_dir());
+    char *options = rk_format("{\"path\": \"%s\", \"global_step\": 1, \"async\": true}", part);
+
+    (void)state;
+    open_with_roots(&cluster);
+    test_cluster_configure(&cluster, 1, four_ranks, 2);
+    init_models(&cluster);
+    call_all_ok(&cluster, "actor", "save_checkpoint", options, NULL, jobs);
+    destroy_all(&cluster, jobs);
+    memcpy(workers, cluster.workers, sizeof(workers));
+    for (int i = 0; i < 2; i++) {
+        const struct rk_json *meta;
+
+        arrange(&cluster, workers, replicas[i], 2);
+        test_cluster_configure(&cluster, 2, actor, 1);
+        call_all_ok(&cluster, "actor", "wait_checkpoint", "{}", NULL, jobs);
+        meta = rk_batch_meta(jobs[0]->call.output);
+        assert_string_equal(rk_json_as_string(rk_json_find(meta, "state"), ""), "none");
+        assert_int_not_equal(access(part, F_OK), 0);
+        destroy_all(&cluster, jobs);
+    }
+    memcpy(cluster.workers, workers, sizeof(workers));
+    cluster.num_ranks = 4;
+    rk_free(options);
+    rk_free(part);
+    test_cluster_close(&cluster);
+}
+
 /* Goal: parts of different versions are not exported as one model. Method: two worlds, one of which has
  * trained; then one rank of each. */
 static void test_export_ranks_of_different_versions_are_refused(void **state)
@@ -841,6 +879,7 @@ int main(void)
 #endif
         cmocka_unit_test(test_configure_keeps_unchanged_roles),
         cmocka_unit_test(test_configure_keeps_the_weights_of_the_only_replica_left),
+        cmocka_unit_test(test_configure_drops_the_save_of_a_lost_world),
         cmocka_unit_test(test_export_ranks_of_different_versions_are_refused),
         cmocka_unit_test(test_role_on_disjoint_ranks),
 #ifdef RK_FAULTS
