@@ -158,6 +158,7 @@ ROW(run_split)
     bool is_right = call->variant;
     rk_value_t parts = rk_value_new_list(r, RK_VALUE_LIST);
 
+    max = RK_MAX(max, -1);
     (void)rk_render_step(r, text->bytes / 16);
     if (!separator && is_right && max >= 0)
         return RK_REFUSE(r, "rsplit at white space with a limit is not supported");

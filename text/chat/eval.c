@@ -179,9 +179,14 @@ static rk_value_t eval_row(struct rk_render *r, const struct rk_node *node)
 
 rk_value_t rk_eval_filters(struct rk_render *r, const struct rk_node *node, rk_value_t input)
 {
-    if (node->a)
+    bool is_bounded = rk_render_enter(r);
+
+    if (is_bounded && node->a)
         input = rk_eval_filters(r, node->a, input);
-    return call_node(r, node, input);
+    if (is_bounded)
+        input = call_node(r, node, input);
+    r->depth--;
+    return input;
 }
 
 /* --- macros --- */

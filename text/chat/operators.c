@@ -16,6 +16,13 @@ static int64_t floor_div(int64_t a, int64_t b)
     return quotient - (a % b != 0 && (a % b < 0) != (b < 0));
 }
 
+static int64_t floor_rest(int64_t a, int64_t b)
+{
+    int64_t rest = a % b;
+
+    return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
 static double floor_mod(double a, double b)
 {
     double rest = fmod(a, b);
@@ -43,7 +50,7 @@ static rk_value_t int_binary(struct rk_render *r, int32_t op, int64_t a, int64_t
     else if (a == INT64_MIN && b == -1)
         is_right = false;
     else
-        result = op == '%' ? a - floor_div(a, b) * b : floor_div(a, b);
+        result = op == '%' ? floor_rest(a, b) : floor_div(a, b);
     return is_right ? rk_value_int(result) : RK_REFUSE(r, "integers beyond 64 bits are not supported");
 }
 

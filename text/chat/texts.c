@@ -115,7 +115,7 @@ rk_value_t rk_text_replace(struct rk_render *r, const struct rk_text *text, cons
     struct rk_str result = {0};
     int64_t from = 0, found;
 
-    for (; count != 0 && rk_render_step(r, 1); count--) {
+    for (count = RK_MAX(count, -1); count != 0 && rk_render_step(r, 1); count--) {
         int size = 0;
 
         found = rk_text_find(text, old, from);

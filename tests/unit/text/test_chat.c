@@ -276,6 +276,46 @@ static void test_create_nesting_and_size_are_bounded(void **state)
     rk_str_fini(&text);
 }
 
+/* Goal: a block's filters, of which each is applied to the result of those before it, are bounded like nested
+ * expressions. */
+static void test_render_filters_of_a_block_are_bounded(void **state)
+{
+    struct rk_str text = {0};
+
+    (void)state;
+    rk_str_append(&text, "{% filter trim");
+    for (int i = 0; i < 1000; i++)
+        rk_str_append(&text, "|trim");
+    rk_str_append(&text, " %}a{% endfilter %}");
+    assert_fails(run(rk_str_text(&text), default_messages), RK_RESOURCE_EXHAUSTED, "nested deeper");
+    rk_str_fini(&text);
+}
+
+/* Goal: the smallest integer is a number like any other (the sanitizer checks for overflows). */
+static void test_render_with_the_smallest_integer(void **state)
+{
+    static const struct {
+        const char *text, *expected;
+    } cases[] = {
+        {"{{ (-9223372036854775807 - 1) % 3 }}", "1"},
+        {"{{ 'a b'.split(' ', -9223372036854775807 - 1) }}", "['a', 'b']"},
+        {"{{ 'a b'.split(none, -9223372036854775807 - 1) }}", "['a', 'b']"},
+        {"{{ 'aa'.replace('a', 'b', -9223372036854775807 - 1) }}", "bb"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_str out = {0};
+        struct rk_chat *chat;
+
+        assert_ok(create(&chat, cases[i].text));
+        assert_ok(render(chat, default_messages, NULL, &out));
+        assert_string_equal(rk_str_text(&out), cases[i].expected);
+        rk_chat_destroy(chat);
+        rk_str_fini(&out);
+    }
+}
+
 /* --- directories --- */
 
 static char *make_dir(const char *name)
@@ -429,6 +469,8 @@ int main(void)
         cmocka_unit_test(test_render_unset_variables_and_starred_arguments),
         cmocka_unit_test(test_render_exception_of_the_template_has_its_words),
         cmocka_unit_test(test_create_nesting_and_size_are_bounded),
+        cmocka_unit_test(test_render_filters_of_a_block_are_bounded),
+        cmocka_unit_test(test_render_with_the_smallest_integer),
         cmocka_unit_test(test_create_dir_finds_the_template_where_transformers_does),
         cmocka_unit_test(test_create_dir_bad_file_is_named),
         cmocka_unit_test(test_same_templates_are_found),
