@@ -77,7 +77,7 @@ FILTER(run_trim)
     rk_value_t source = rk_value_to_string(r, call->self);
     struct rk_text rest;
 
-    if (r->error)
+    if (r->error || !rk_render_step(r, source.string->bytes / 16))
         return source;
     rest = rk_text_strip(source.string, chars, RK_STRIP_BOTH);
     return text_like(rk_value_new_text(r, rest.data, rest.bytes), source.string);
