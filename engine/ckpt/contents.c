@@ -73,16 +73,29 @@ struct rk_status *rk_model_check_contents(const struct rk_model *model, uint32_t
     return contents & RK_CHECKPOINT_GRADIENTS ? check_gradients(model) : NULL;
 }
 
+/* Type of the elements in a checkpoint: the same on all ranks, also on stages that train nothing. */
+static rk_dtype_t dtype_of(const struct rk_model *model, int32_t kind, int64_t param)
+{
+    const struct rk_trainer *trainer = model->trainer;
+    bool is_trained = trainer && rk_params_is_trained(&model->core->params, param);
+
+    return is_trained && (kind > 0 || trainer->config.ops) ? trainer->grad_dtype : model->core->dtype;
+}
+
 uint64_t rk_model_checkpoint_bytes(const struct rk_model *model, uint32_t contents)
 {
-    uint64_t num_elements = (uint64_t)rk_model_num_elements(model), bytes = 0;
+    const struct rk_param_table *params = &model->core->params;
     uint32_t kinds = rk_state_kinds(model, contents);
+    uint64_t bytes = 0;
 
     for (int32_t kind = 0; kind < RK_STATE_KINDS_MAX; kind++) {
-        if (kinds >> kind & 1)
-            bytes += num_elements * rk_dtype_bytes(rk_state_buffer_of(model, kind).dtype);
+        for (int64_t i = 0; kinds >> kind & 1 && i < params->count; i++) {
+            if (rk_state_has(model, kind, i))
+                bytes += (uint64_t)rk_param_num_elements(rk_params_at(params, i)) *
+                         rk_dtype_bytes(dtype_of(model, kind, i));
+        }
     }
     if (contents & RK_CHECKPOINT_HF_MODEL)
-        bytes += num_elements * rk_dtype_bytes(model->core->dtype);
+        bytes += (uint64_t)rk_model_num_elements(model) * rk_dtype_bytes(model->core->dtype);
     return bytes;
 }

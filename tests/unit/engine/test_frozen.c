@@ -14,7 +14,7 @@
 #include "engine/rk_memory.h"
 #include "tests/support/models.h"
 
-enum { NUM_TOKENS = 12 };
+enum { NUM_TOKENS = 12, HEADER_BYTES = 80000 }; /* HEADER_BYTES: of a checkpoint, at most */
 
 static const int32_t tokens[NUM_TOKENS] = {5, 9, 2, 7, 11, 3, 8, 6, 4, 10, 1, 12};
 static const int32_t positions[NUM_TOKENS] = {0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4};
@@ -144,8 +144,11 @@ static void move(struct rk_test_model *from, struct rk_test_model *to, uint32_t 
                                             .contents = RK_CHECKPOINT_MODEL | RK_CHECKPOINT_OPTIMIZER};
     struct rk_checkpoint_report report;
     struct rk_checkpoint_loaded loaded;
+    uint64_t bytes;
 
     assert_ok(rk_test_save(from->model, &save, &report));
+    bytes = rk_model_checkpoint_bytes(from->model, save.contents);
+    assert_in_range(report.bytes, bytes, bytes + HEADER_BYTES);
     assert_ok(rk_model_load_checkpoint(to->model, part, contents, NULL, &loaded));
     assert_int_equal(loaded.contents, contents ? contents : save.contents);
     for (int64_t i = 0; i < rk_model_num_params(from->model); i++)
