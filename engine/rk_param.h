@@ -44,9 +44,6 @@ int32_t rk_grad_group_size(rk_grad_group_t group, const struct rk_mesh *mesh);
 enum rk_param_flags {
     RK_PARAM_NO_DECAY = 1u << 0, /* no weight decay: biases and 1-D parameters */
     RK_PARAM_FROZEN = 1u << 1,   /* no update, no weight decay, not in the gradient norm */
-    /* Frozen, with all rows that are fused with it: outside of the gradient groups, without gradient, master
-     * and optimizer state. Set by the table's layout. */
-    RK_PARAM_UNTRAINED = 1u << 7,
     /* Each copy of a part along the split axis has a different summand of its gradient; the gradient is the
      * sum over the copies (key-value heads with tp > num_kv_heads: each copy has other query heads; norms
      * with sequence parallelism: each has other tokens). */
@@ -57,6 +54,9 @@ enum rk_param_flags {
     /* A vector that files have in fp32: in the flat buffers it has RK_PARAM_WIDE_PARTS runs, whose sum is the
      * value (engine/params/wide.c). */
     RK_PARAM_WIDE = 1u << 6,
+    /* Frozen, as are all rows fused with it: placed behind the gradient groups, without gradient, master and
+     * optimizer state. Set by rk_params_lay_out. */
+    RK_PARAM_UNTRAINED = 1u << 7,
 };
 
 #define RK_PARAM_WIDE_PARTS 3

@@ -59,7 +59,7 @@ struct rk_trainer;
 
 /* Allocates gradients and optimizer state (sharded over dp). A model that shares weights cannot train. The
  * masters of bf16 parameters are initialized from them; loading a model afterwards sets masters from the
- * files at the files' precision. The model, which must outlive the trainer, offloads and counts its memory.
+ * files at the files' precision. The model counts and offloads the trainer's memory, and must outlive it.
  */
 struct rk_status *rk_trainer_create(struct rk_trainer **out, struct rk_model *model,
                                     const struct rk_optim_config *config) RK_NODISCARD;

@@ -312,7 +312,8 @@ static struct rk_status *fill_param(struct filler *filler, int32_t kind, int64_t
     struct rk_shard_run run = {0};
     int64_t end;
 
-    if (!placement->is_held || !rk_state_has(model, kind, i))
+    if (!placement->is_held || !rk_state_has(model, kind, i) ||
+        (kind > 0 && rk_shards_lacks_state(filler->load->shards, i)))
         return NULL;
     chunk.box = rk_param_get_box(rk_params_at(&model->core->params, i), placement);
     end = placement->offset + chunk.box.shape[0] * chunk.box.shape[1];
@@ -325,11 +326,26 @@ static struct rk_status *fill_param(struct filler *filler, int32_t kind, int64_t
     return NULL;
 }
 
+static struct rk_status *forget_moments(struct rk_trainer *trainer)
+{
+    struct rk_stream *stream = trainer->model->core->stream;
+
+    for (int32_t s = 0; trainer->config.ops && s < trainer->config.ops->num_states; s++)
+        RK_TRY(rk_stream_zero(stream, trainer->states[s],
+                              (size_t)trainer->shard_count * rk_dtype_bytes(trainer->grad_dtype)));
+    return rk_stream_sync(stream);
+}
+
 /* Weights first, then the states of the optimizer. */
 static struct rk_status *fill_all(struct load *load)
 {
     struct filler filler = {0};
-    struct rk_status *st = filler_open(&filler, load);
+    struct rk_status *st = NULL;
+
+    if (load->kinds > 1) /* of parameters that were not trained when it was saved */
+        st = forget_moments(load->model->trainer);
+    if (!st)
+        st = filler_open(&filler, load);
 
     load->done_bytes = 0;
     load->total_bytes = rk_ckpt_manifest_bytes(&load->manifest); /* upper bound: this rank's part is less */
@@ -348,20 +364,10 @@ static struct rk_status *spread(struct rk_trainer *trainer)
         const struct rk_trainer_group *group = &trainer->groups[g];
 
         for (int64_t b = 0; b < group->buckets.count; b++)
-            RK_TRY(rk_trainer_spread(trainer, (rk_grad_group_t)g, &group->buckets.items[b]));
+            RK_TRY(rk_trainer_gather_params(trainer, (rk_grad_group_t)g, &group->buckets.items[b]));
     }
     RK_TRY(rk_trainer_wait(trainer));
     return rk_stream_sync(trainer->model->core->stream);
-}
-
-static struct rk_status *forget_moments(struct rk_trainer *trainer)
-{
-    struct rk_stream *stream = trainer->model->core->stream;
-
-    for (int32_t s = 0; trainer->config.ops && s < trainer->config.ops->num_states; s++)
-        RK_TRY(rk_stream_zero(stream, trainer->states[s],
-                              (size_t)trainer->shard_count * rk_dtype_bytes(trainer->grad_dtype)));
-    return rk_stream_sync(stream);
 }
 
 #define ADVICE "the file is damaged, or a diverged run wrote it"

@@ -32,7 +32,7 @@ static struct rk_status *wait_for_writer(struct rk_saver *saver, const struct rk
     return NULL;
 }
 
-struct rk_status *rk_saver_meet(struct rk_saver *saver, const struct rk_engine_hooks *hooks)
+struct rk_status *rk_saver_wait_writers(struct rk_saver *saver, const struct rk_engine_hooks *hooks)
 {
     uint64_t last = UINT64_MAX;
     int32_t is_finished = 0;
@@ -144,7 +144,7 @@ struct rk_status *rk_saver_wait(struct rk_saver *saver, bool waits, const struct
     if (!saver || !saver->is_pending)
         return NULL;
     if (waits)
-        RK_TRY(rk_saver_meet(saver, hooks));
+        RK_TRY(rk_saver_wait_writers(saver, hooks));
     is_finished = atomic_load(&saver->is_finished);
     RK_TRY(rk_model_min(saver->model, RK_GROUP_ALL, &is_finished, 1));
     rk_saver_report(saver, RK_CHECKPOINT_WRITING, 0, report);

@@ -147,12 +147,12 @@ static struct rk_status *reserve(struct rk_saver *saver, uint64_t bytes, int32_t
 
     RK_TRY(count_neighbours(saver, &neighbours));
     *fits = rk_snapshot_reserve(&saver->snapshot, bytes, neighbours);
-    rk_saver_count(saver);
+    rk_saver_note_memory(saver);
     RK_TRY(rk_model_min(saver->model, RK_GROUP_ALL, fits, 1));
     if (*fits)
         return NULL;
     rk_snapshot_fini(&saver->snapshot);
-    rk_saver_count(saver);
+    rk_saver_note_memory(saver);
     if (rk_saver_rank(saver) == 0)
         RK_WARN("no host memory for a copy of the training state (%llu bytes on this rank); training pauses "
                 "while a checkpoint is written",
@@ -173,6 +173,7 @@ static struct rk_status *take(struct rk_saver *saver, const struct rk_engine_hoo
         st = rk_snapshot_take(&saver->snapshot, saver->model, &saver->pieces);
     else
         st = rk_saver_write_from_device(saver, hooks);
+    rk_saver_note_memory(saver); /* with the pinned memory of the copy */
     saver->copy_seconds = (double)(rk_time_now_ns() - begin_ns) / 1e9;
     RK_TRY(rk_model_agree(saver->model, st));
     if (!fits)
@@ -224,6 +225,6 @@ struct rk_status *rk_saver_save(struct rk_saver *saver, const struct rk_checkpoi
     rk_saver_report(saver, RK_CHECKPOINT_WRITING, 0, report);
     if (save->is_async)
         return NULL;
-    RK_TRY(rk_saver_agree(saver, rk_saver_meet(saver, hooks)));
+    RK_TRY(rk_saver_agree(saver, rk_saver_wait_writers(saver, hooks)));
     return rk_saver_wait(saver, true, hooks, report);
 }

@@ -43,7 +43,7 @@ void rk_saver_drop(struct rk_saver *saver)
     saver->temp_dir = saver->shard_path = saver->role = NULL;
 }
 
-void rk_saver_count(const struct rk_saver *saver)
+void rk_saver_note_memory(const struct rk_saver *saver)
 {
     saver->model->checkpoint_host_bytes = rk_snapshot_bytes(&saver->snapshot);
 }
@@ -64,7 +64,7 @@ void rk_saver_destroy(struct rk_saver *saver)
         RK_WARN("discarding the incomplete checkpoint '%s'", saver->part_dir);
     rk_saver_drop(saver);
     rk_snapshot_fini(&saver->snapshot);
-    rk_saver_count(saver);
+    rk_saver_note_memory(saver);
     rk_free(saver->part_dir);
     rk_free(saver);
 }

@@ -33,7 +33,7 @@ int32_t rk_saver_num_ranks(const struct rk_saver *saver);
 /* Cancels the work of thread C, and joins it. */
 void rk_saver_stop(struct rk_saver *saver);
 /* Tells the model the size of the snapshot, which has changed. */
-void rk_saver_count(const struct rk_saver *saver);
+void rk_saver_note_memory(const struct rk_saver *saver);
 /* Drops the save in progress without logging. */
 void rk_saver_drop(struct rk_saver *saver);
 /* All-gathers `count` values per rank, each from 0 to INT32_MAX - 1: [num_ranks * count]. */
@@ -48,7 +48,8 @@ void rk_saver_report(const struct rk_saver *saver, rk_checkpoint_state_t state, 
 /* --- publish.c --- */
 /* Collective: waits until the writers of all ranks have ended. The ranks agree repeatedly while they wait, so
  * no collective lasts as long as the slowest disk. */
-struct rk_status *rk_saver_meet(struct rk_saver *saver, const struct rk_engine_hooks *hooks) RK_NODISCARD;
+struct rk_status *rk_saver_wait_writers(struct rk_saver *saver,
+                                        const struct rk_engine_hooks *hooks) RK_NODISCARD;
 
 /* --- write_shard.c --- */
 /* Thread C: writes the shard from the snapshot and stores the result. */

@@ -94,6 +94,20 @@ static struct rk_status *add_piece(void *user, const struct rk_ckpt_piece *store
 
 /* --- coverage --- */
 
+bool rk_shards_lacks_state(const struct rk_shards *shards, int64_t i)
+{
+    for (int32_t kind = 1; kind < RK_STATE_KINDS_MAX; kind++) {
+        if (shards->heads[kind] && shards->heads[kind][i] >= 0)
+            return false;
+    }
+    return true;
+}
+
+static bool is_needed(const struct rk_shards *shards, int32_t kind, int64_t i)
+{
+    return rk_state_has(shards->model, kind, i) && (kind == 0 || !rk_shards_lacks_state(shards, i));
+}
+
 static struct rk_status *check_coverage(const struct rk_shards *shards, int32_t kind, int64_t i)
 {
     RK_ARRAY(const struct rk_ckpt_piece *) pieces = {0};
@@ -144,7 +158,7 @@ static struct rk_status *read_all(struct rk_shards *shards, const char *part_dir
     RK_TRY(rk_ckpt_shards_open(&shards->files, part_dir, manifest, add_piece, shards));
     for (int32_t kind = 0; kind < RK_STATE_KINDS_MAX; kind++) {
         for (int64_t i = 0; shards->heads[kind] && i < shards->model->core->params.count; i++) {
-            if (rk_state_has(shards->model, kind, i))
+            if (is_needed(shards, kind, i))
                 RK_TRY(check_coverage(shards, kind, i));
         }
     }

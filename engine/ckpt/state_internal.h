@@ -115,12 +115,15 @@ struct rk_status *rk_snapshot_take(struct rk_snapshot *snapshot, const struct rk
 
 struct rk_shards;
 
-/* Opens all shards of the part and checks that they hold every tensor of `kinds` exactly once. DATA_LOSS,
- * reason CHECKPOINT_DAMAGED, names the tensor. */
+/* Opens all shards of the part and checks that they hold every tensor of `kinds` exactly once, but for the
+ * optimizer state of parameters that have none at all: they were not trained. DATA_LOSS, reason
+ * CHECKPOINT_DAMAGED, names the tensor. */
 struct rk_status *rk_shards_open(struct rk_shards **out, const char *part_dir,
                                  const struct rk_ckpt_manifest *manifest, const struct rk_model *model,
                                  uint32_t kinds) RK_NODISCARD;
 void rk_shards_close(struct rk_shards *shards); /* NULL is a no-op */
+/* Whether no optimizer state of the parameter was read. */
+bool rk_shards_lacks_state(const struct rk_shards *shards, int64_t param);
 /* Elements [begin, begin + count) of a box of the tensor, converted. `scratch` has room for count elements of
  * 8 bytes. Any thread. */
 struct rk_shards_read {

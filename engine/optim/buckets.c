@@ -340,8 +340,8 @@ struct rk_status *rk_trainer_reduce(struct rk_trainer *trainer)
 
 /* --- parameters --- */
 
-struct rk_status *rk_trainer_spread(struct rk_trainer *trainer, rk_grad_group_t group,
-                                    const struct rk_bucket *bucket)
+struct rk_status *rk_trainer_gather_params(struct rk_trainer *trainer, rk_grad_group_t group,
+                                           const struct rk_bucket *bucket)
 {
     const struct rk_model_core *core = trainer->model->core;
     struct rk_stream *stream;

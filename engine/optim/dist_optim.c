@@ -37,7 +37,7 @@ static struct rk_status *update_group(struct rk_trainer *trainer, rk_grad_group_
 
     for (int64_t b = 0; b < group->buckets.count; b++) {
         RK_TRY(update_bucket(trainer, group, step, b, &next));
-        RK_TRY(rk_trainer_spread(trainer, index, &group->buckets.items[b]));
+        RK_TRY(rk_trainer_gather_params(trainer, index, &group->buckets.items[b]));
     }
     return NULL;
 }

@@ -17,7 +17,7 @@ static struct rk_status *zero_summed(struct rk_trainer *trainer)
     return NULL;
 }
 
-struct rk_status *rk_trainer_settle(struct rk_trainer *trainer)
+struct rk_status *rk_trainer_zero_stale(struct rk_trainer *trainer)
 {
     rk_tensor_t grads = rk_trainer_grads(trainer);
 
@@ -36,7 +36,7 @@ static struct rk_status *prepare_grads(struct rk_trainer *trainer, struct rk_pas
         return NULL;
     /* A stage without a head writes no gradient of it, and its chunks run one after the other. */
     if (num_labels == 0 || rk_pipeline_num_stages(trainer->model->core->pipeline) > 1)
-        return rk_trainer_settle(trainer);
+        return rk_trainer_zero_stale(trainer);
     trainer->is_stale = false;
     pass->overwrites_grads = true;
     return zero_summed(trainer);

@@ -130,7 +130,7 @@ void rk_trainer_cut(struct rk_trainer *trainer, const struct rk_param_table *par
                     const struct rk_shard_places *places);
 void rk_trainer_cut_fini(struct rk_trainer *trainer);
 /* Zeroes gradients that count as zero. */
-struct rk_status *rk_trainer_settle(struct rk_trainer *trainer) RK_NODISCARD;
+struct rk_status *rk_trainer_zero_stale(struct rk_trainer *trainer) RK_NODISCARD;
 /* Starts a step: no gradient is complete. */
 struct rk_status *rk_trainer_reset(struct rk_trainer *trainer) RK_NODISCARD;
 /* on_grads_ready of the last pass of a step, after which gradients are final; `user` is the trainer.
@@ -140,8 +140,8 @@ struct rk_status *rk_trainer_grads_ready(void *user, int64_t first_param) RK_NOD
 struct rk_status *rk_trainer_reduce(struct rk_trainer *trainer) RK_NODISCARD;
 /* Collective: all-gathers the parameters of a bucket, after the work enqueued on the model's stream so
  * far. */
-struct rk_status *rk_trainer_spread(struct rk_trainer *trainer, rk_grad_group_t group,
-                                    const struct rk_bucket *bucket) RK_NODISCARD;
+struct rk_status *rk_trainer_gather_params(struct rk_trainer *trainer, rk_grad_group_t group,
+                                           const struct rk_bucket *bucket) RK_NODISCARD;
 /* Makes the model's stream wait for the collectives of buckets. */
 struct rk_status *rk_trainer_wait(struct rk_trainer *trainer) RK_NODISCARD;
 

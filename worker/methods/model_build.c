@@ -471,7 +471,7 @@ struct rk_status *rk_model_build_fill(struct rk_model_build *build)
 
     if (build->owner || build->lacks_weights)
         return NULL;
-    /* After training was enabled: the masters of bf16 parameters get the full precision of the file. */
+    /* After the trainer was created: the masters of bf16 parameters get the full precision of the file. */
     if (build->dir)
         return rk_model_load_hf(build->model, build->dir, hooks);
     return rk_model_init_random(build->model, (uint64_t)build->init.seed, hooks);

@@ -60,39 +60,76 @@ struct layout {
 struct layout_case {
     const char *label, *config;
     rk_dtype_t dtype;
+    const char *const *frozen;
     struct layout from, to;
 };
 
 /* kv heads: 2, so tp=4 has copies. Bucket boundaries (3000 elements) fall inside parameters. */
+/* Patterns of parameters that are not trained. With pp=2 the last stage trains nothing with last_layer. */
+static const char *const last_layer[] = {"model.embed_tokens.weight", "model.layers.1.*", "model.norm.weight",
+                                         "lm_head.weight", NULL};
+static const char *const experts[] = {"*.experts.*", NULL};
+static const char *const everything[] = {"*", NULL};
+
 static const struct layout_case cases[] = {
-    {"same", UNTIED, RK_DTYPE_F32, {2, 1, 2, 3000, 0, 0}, {2, 1, 2, 3000, 0, 0}},
-    {"f32 1x1", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0, 0, 0}, {1, 1, 1, 3000, 0, 0}},
-    {"bf16 tied 1x1", TIED, RK_DTYPE_BF16, {1, 1, 1, 3000, 0, 0}, {1, 1, 1, 0, 0, 0}},
-    {"f32 1x1 to tp=4", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0, 0, 0}, {4, 1, 1, 0, 0, 0}},
-    {"f32 tp=4 to 1x1", UNTIED, RK_DTYPE_F32, {4, 1, 1, 0, 0, 0}, {1, 1, 1, 0, 0, 0}},
-    {"f32 1x1 to dp=4", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0, 0, 0}, {1, 1, 4, 3000, 0, 0}},
-    {"f32 dp=4 to tp=2", UNTIED, RK_DTYPE_F32, {1, 1, 4, 3000, 0, 0}, {2, 1, 1, 0, 0, 0}},
-    {"f32 tp=2 dp=2 to dp=3", UNTIED, RK_DTYPE_F32, {2, 1, 2, 3000, 0, 0}, {1, 1, 3, 5000, 0, 0}},
-    {"f32 dp=2 to tp=4 dp=2", UNTIED, RK_DTYPE_F32, {1, 1, 2, 5000, 0, 0}, {4, 1, 2, 3000, 0, 0}},
-    {"f32 tied tp=4 dp=2 to tp=2 dp=1", TIED, RK_DTYPE_F32, {4, 1, 2, 3000, 0, 0}, {2, 1, 1, 0, 0, 0}},
-    {"bf16 tp=2 dp=2 to 1x1", UNTIED, RK_DTYPE_BF16, {2, 1, 2, 3000, 0, 0}, {1, 1, 1, 0, 0, 0}},
-    {"bf16 tied dp=2 to tp=4", TIED, RK_DTYPE_BF16, {1, 1, 2, 3000, 0, 0}, {4, 1, 1, 0, 0, 0}},
-    {"f32 cp=2 dp=2 to tp=2", UNTIED, RK_DTYPE_F32, {1, 2, 2, 3000, 0, 0}, {2, 1, 1, 0, 0, 0}},
-    {"f32 dp=3 to tp=2 cp=2", UNTIED, RK_DTYPE_F32, {1, 1, 3, 3000, 0, 0}, {2, 2, 1, 5000, 0, 0}},
-    {"f32 pp=2 dp=2 to tp=2", UNTIED, RK_DTYPE_F32, {1, 1, 2, 3000, 2, 0}, {2, 1, 1, 0, 0, 0}},
-    {"f32 tied tp=2 to pp=2 dp=2", TIED, RK_DTYPE_F32, {2, 1, 1, 0, 0, 0}, {1, 1, 2, 3000, 2, 0}},
-    {"bf16 tied tp=2 pp=2 to cp=2", TIED, RK_DTYPE_BF16, {2, 1, 1, 0, 2, 0}, {1, 2, 1, 3000, 0, 0}},
-    {"f32 dp=4 ep=2 to 1x1", SPARSE, RK_DTYPE_F32, {1, 1, 4, 3000, 0, 2}, {1, 1, 1, 0, 0, 0}},
-    {"f32 tp=2 to dp=4 ep=4", SPARSE, RK_DTYPE_F32, {2, 1, 1, 0, 0, 0}, {1, 1, 4, 3000, 0, 4}},
+    {"same", UNTIED, RK_DTYPE_F32, NULL, {2, 1, 2, 3000, 0, 0}, {2, 1, 2, 3000, 0, 0}},
+    {"f32 1x1", UNTIED, RK_DTYPE_F32, NULL, {1, 1, 1, 0, 0, 0}, {1, 1, 1, 3000, 0, 0}},
+    {"bf16 tied 1x1", TIED, RK_DTYPE_BF16, NULL, {1, 1, 1, 3000, 0, 0}, {1, 1, 1, 0, 0, 0}},
+    {"f32 1x1 to tp=4", UNTIED, RK_DTYPE_F32, NULL, {1, 1, 1, 0, 0, 0}, {4, 1, 1, 0, 0, 0}},
+    {"f32 tp=4 to 1x1", UNTIED, RK_DTYPE_F32, NULL, {4, 1, 1, 0, 0, 0}, {1, 1, 1, 0, 0, 0}},
+    {"f32 1x1 to dp=4", UNTIED, RK_DTYPE_F32, NULL, {1, 1, 1, 0, 0, 0}, {1, 1, 4, 3000, 0, 0}},
+    {"f32 dp=4 to tp=2", UNTIED, RK_DTYPE_F32, NULL, {1, 1, 4, 3000, 0, 0}, {2, 1, 1, 0, 0, 0}},
+    {"f32 tp=2 dp=2 to dp=3", UNTIED, RK_DTYPE_F32, NULL, {2, 1, 2, 3000, 0, 0}, {1, 1, 3, 5000, 0, 0}},
+    {"f32 dp=2 to tp=4 dp=2", UNTIED, RK_DTYPE_F32, NULL, {1, 1, 2, 5000, 0, 0}, {4, 1, 2, 3000, 0, 0}},
+    {"f32 tied tp=4 dp=2 to tp=2 dp=1", TIED, RK_DTYPE_F32, NULL, {4, 1, 2, 3000, 0, 0}, {2, 1, 1, 0, 0, 0}},
+    {"bf16 tp=2 dp=2 to 1x1", UNTIED, RK_DTYPE_BF16, NULL, {2, 1, 2, 3000, 0, 0}, {1, 1, 1, 0, 0, 0}},
+    {"bf16 tied dp=2 to tp=4", TIED, RK_DTYPE_BF16, NULL, {1, 1, 2, 3000, 0, 0}, {4, 1, 1, 0, 0, 0}},
+    {"f32 cp=2 dp=2 to tp=2", UNTIED, RK_DTYPE_F32, NULL, {1, 2, 2, 3000, 0, 0}, {2, 1, 1, 0, 0, 0}},
+    {"f32 dp=3 to tp=2 cp=2", UNTIED, RK_DTYPE_F32, NULL, {1, 1, 3, 3000, 0, 0}, {2, 2, 1, 5000, 0, 0}},
+    {"f32 pp=2 dp=2 to tp=2", UNTIED, RK_DTYPE_F32, NULL, {1, 1, 2, 3000, 2, 0}, {2, 1, 1, 0, 0, 0}},
+    {"f32 tied tp=2 to pp=2 dp=2", TIED, RK_DTYPE_F32, NULL, {2, 1, 1, 0, 0, 0}, {1, 1, 2, 3000, 2, 0}},
+    {"bf16 tied tp=2 pp=2 to cp=2", TIED, RK_DTYPE_BF16, NULL, {2, 1, 1, 0, 2, 0}, {1, 2, 1, 3000, 0, 0}},
+    {"f32 dp=4 ep=2 to 1x1", SPARSE, RK_DTYPE_F32, NULL, {1, 1, 4, 3000, 0, 2}, {1, 1, 1, 0, 0, 0}},
+    {"f32 tp=2 to dp=4 ep=4", SPARSE, RK_DTYPE_F32, NULL, {2, 1, 1, 0, 0, 0}, {1, 1, 4, 3000, 0, 4}},
     {"bf16 tp=2 dp=2 ep=2 to pp=2 dp=2 ep=2",
      SPARSE,
      RK_DTYPE_BF16,
+     NULL,
      {2, 1, 2, 3000, 0, 2},
      {1, 1, 2, 0, 2, 2}},
-    {"f32 latents tp=2 cp=2 to 1x1", LATENT, RK_DTYPE_F32, {2, 2, 1, 3000, 0, 0}, {1, 1, 1, 0, 0, 0}},
-    {"f32 latents dp=4 ep=4 to tp=4", LATENT, RK_DTYPE_F32, {1, 1, 4, 3000, 0, 4}, {4, 1, 1, 0, 0, 0}},
-    {"bf16 latents tp=2 to pp=2 dp=2 ep=2", LATENT, RK_DTYPE_BF16, {2, 1, 1, 0, 0, 0}, {1, 1, 2, 3000, 2, 2}},
-    {"bf16 1x1 to tp=2 dp=4", UNTIED, RK_DTYPE_BF16, {1, 1, 1, 0, 0, 0}, {2, 1, 4, 3000, 0, 0}},
+    {"f32 latents tp=2 cp=2 to 1x1", LATENT, RK_DTYPE_F32, NULL, {2, 2, 1, 3000, 0, 0}, {1, 1, 1, 0, 0, 0}},
+    {"f32 latents dp=4 ep=4 to tp=4", LATENT, RK_DTYPE_F32, NULL, {1, 1, 4, 3000, 0, 4}, {4, 1, 1, 0, 0, 0}},
+    {"bf16 latents tp=2 to pp=2 dp=2 ep=2",
+     LATENT,
+     RK_DTYPE_BF16,
+     NULL,
+     {2, 1, 1, 0, 0, 0},
+     {1, 1, 2, 3000, 2, 2}},
+    {"bf16 1x1 to tp=2 dp=4", UNTIED, RK_DTYPE_BF16, NULL, {1, 1, 1, 0, 0, 0}, {2, 1, 4, 3000, 0, 0}},
+    {"f32 frozen stage, pp=2 dp=2 to tp=2",
+     UNTIED,
+     RK_DTYPE_F32,
+     last_layer,
+     {1, 1, 2, 3000, 2, 0},
+     {2, 1, 1, 0, 0, 0}},
+    {"bf16 frozen stage, tied, tp=2 to pp=2 dp=2",
+     TIED,
+     RK_DTYPE_BF16,
+     last_layer,
+     {2, 1, 1, 0, 0, 0},
+     {1, 1, 2, 3000, 2, 0}},
+    {"bf16 frozen experts, dp=4 ep=2 to tp=2",
+     SPARSE,
+     RK_DTYPE_BF16,
+     experts,
+     {1, 1, 4, 3000, 0, 2},
+     {2, 1, 1, 0, 0, 0}},
+    {"bf16 all frozen, tp=2 dp=2 to dp=3",
+     UNTIED,
+     RK_DTYPE_BF16,
+     everything,
+     {2, 1, 2, 3000, 0, 0},
+     {1, 1, 3, 0, 0, 0}},
 };
 
 /* Whole tensors, one after the other, in memory shared by the ranks. */
@@ -282,6 +319,7 @@ static int rank_main(int32_t rank, int32_t num_ranks, void *user)
         .dp = run->layout.dp,
         .pp = run->layout.pp,
         .ep = run->layout.ep,
+        .frozen = run->c->frozen,
         .stream = rk_test_rank_stream(rank),
     };
     struct rk_comm_world *world = NULL;

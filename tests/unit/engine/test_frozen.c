@@ -157,16 +157,39 @@ static void move(struct rk_test_model *from, struct rk_test_model *to, uint32_t 
     rk_free(dir);
 }
 
-/* Goal: a checkpoint moves between models that train other parameters, in both directions. The optimizer
- * state of a parameter that is not trained is not read, and missing for a model that trains it. */
+/* Moments of parameters that `test` does not train: 0 in the state of `whole`. */
+static void check_new_moments(const struct rk_test_model *test, const struct rk_test_model *whole)
+{
+    const struct rk_trainer *trainer = rk_model_trainer(whole->model);
+
+    for (int64_t i = 0; i < rk_model_num_params(test->model); i++) {
+        const struct rk_placement *placement = rk_model_placement_at(whole->model, i);
+        int64_t end = placement->offset + rk_placement_num_elements(placement);
+        struct rk_shard_run run = {0};
+
+        if (rk_params_is_trained(&test->model->core->params, i))
+            continue;
+        while (rk_shards_next_run(&trainer->shards, placement->offset, end, &run)) {
+            for (int64_t e = 0; e < run.count; e++)
+                assert_true(((const float *)trainer->states[1])[run.shard + e] == 0);
+        }
+    }
+}
+
+/* Goal: a checkpoint moves between models that train other parameters, in both directions: optimizer state of
+ * a parameter that is not trained is not read, and is 0 for a parameter that was not trained before. */
 static void check_checkpoints(struct rk_test_model *test, struct rk_test_model *whole)
 {
     struct rk_step_stats stats;
 
+    assert_ok(rk_trainer_step(rk_model_trainer(whole->model), &stats));
     move(test, whole, RK_CHECKPOINT_MODEL);
     move(test, test, 0);
+    assert_ok(train_pass(whole));
     assert_ok(rk_trainer_step(rk_model_trainer(whole->model), &stats));
     move(whole, test, 0);
+    move(test, whole, 0);
+    check_new_moments(test, whole);
 }
 
 static void check_family(const char *golden, rk_dtype_t dtype, const char *const *frozen)

@@ -728,7 +728,7 @@ static void test_train_without_optimizer_makes_gradients_only(void **state)
     assert_true(rk_model_get_memory(with.model).optimizer_bytes > 0);
     assert_int_equal(rk_model_get_memory(without.model).optimizer_bytes, 0);
     assert_fails(rk_trainer_step(rk_model_trainer(without.model), &stats), RK_FAILED_PRECONDITION,
-                 "gradients only");
+                 "no optimizer");
     rk_test_model_close(&with);
     rk_test_model_close(&without);
 }

@@ -92,7 +92,7 @@ static struct rk_status *begin_pass(struct rk_test_model *test, struct rk_pass *
     if (!test->model->trainer)
         RK_TRY(rk_test_enable_training(test->model, &optim));
     RK_TRY(rk_trainer_begin(rk_model_trainer(test->model)));
-    RK_TRY(rk_trainer_settle(rk_model_trainer(test->model)));
+    RK_TRY(rk_trainer_zero_stale(rk_model_trainer(test->model)));
     rk_model_begin_pass(test->model, pass);
     pass->splits_rows = splits_rows;
     pass->num_tokens = TOKENS;

@@ -102,7 +102,7 @@ static struct rk_status *sum_grads(struct rk_model *model, int32_t count, int32_
     RK_TRY(rk_trainer_begin(rk_model_trainer(model)));
     for (int32_t i = 0; i < count * repeats; i++)
         RK_TRY(micro_batch(model, i / repeats, i == count * repeats - 1));
-    RK_TRY(rk_trainer_settle(rk_model_trainer(model)));
+    RK_TRY(rk_trainer_zero_stale(rk_model_trainer(model)));
     RK_TRY(rk_trainer_reduce(rk_model_trainer(model)));
     for (int64_t s = 0; s < group->segments.count; s++) {
         rk_tensor_t grads = rk_trainer_segment_grads(trainer, &group->segments.items[s]);

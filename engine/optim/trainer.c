@@ -78,7 +78,7 @@ static struct rk_status *allocate(struct rk_trainer *trainer)
     if (!rk_mul_size((size_t)trainer->num_elements, rk_dtype_bytes(trainer->pass_dtype), &grad_bytes))
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%lld gradients exceed the address space",
                        (long long)trainer->num_elements);
-    grad_bytes = RK_MAX(grad_bytes, ALIGN_BYTES); /* a pass with gradients is one that has the buffer */
+    grad_bytes = RK_MAX(grad_bytes, ALIGN_BYTES); /* passes recognise training by a non-NULL buffer */
     RK_TRY(rk_model_add_buffer(core, RK_MEMORY_GRADIENTS, grad_bytes, "gradients", &trainer->grads));
     RK_TRY(allocate_shard_grads(trainer));
     if (trainer->config.ops && core->dtype != trainer->grad_dtype)
@@ -240,7 +240,7 @@ struct rk_status *rk_trainer_gather_grad(struct rk_trainer *trainer, int64_t par
         memset(out, 0, (size_t)rk_param_num_elements(rk_params_at(params, param)) * sizeof(*out));
         return NULL;
     }
-    RK_TRY(rk_trainer_settle(trainer));
+    RK_TRY(rk_trainer_zero_stale(trainer));
     return rk_model_gather(trainer->model, param, rk_trainer_grads(trainer), out);
 }
 
@@ -276,7 +276,7 @@ static struct rk_status *run_step(struct rk_trainer *trainer, const struct rk_op
     bool is_finite;
 
     *stats = (struct rk_step_stats){.lr = config->lr};
-    RK_TRY(rk_trainer_settle(trainer));
+    RK_TRY(rk_trainer_zero_stale(trainer));
     RK_TRY(rk_trainer_reduce(trainer));
     RK_TRY(rk_router_sums_fetch(routers, trainer->model->core));
     RK_TRY(rk_trainer_grad_norm(trainer, &stats->grad_norm, &is_finite)); /* waits for the stream */
@@ -296,7 +296,7 @@ struct rk_status *rk_trainer_step_with(struct rk_trainer *trainer, const struct 
     struct rk_status *st;
 
     if (!trainer->config.ops)
-        return RK_FAIL(RK_FAILED_PRECONDITION, "training is enabled for gradients only");
+        return RK_FAIL(RK_FAILED_PRECONDITION, "the trainer has no optimizer");
     rk_trace_begin_phase(stream, "optimizer");
     st = run_step(trainer, config, stats);
     rk_trace_end_phase(stream);
