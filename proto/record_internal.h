@@ -1,6 +1,6 @@
 /* Records: the tables of messages.def. A record has one row per field of a message: its number and name in
  * the .proto file, its kind, its place in the plain struct, its limits. wire_check.c checks received bytes by
- * them before anything is allocated, record.c converts both ways. A new message is new rows, no code. */
+ * them before anything is allocated, record.c converts both ways. A new message needs only rows. */
 #ifndef RK_RECORD_INTERNAL_H
 #define RK_RECORD_INTERNAL_H
 

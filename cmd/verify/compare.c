@@ -20,8 +20,8 @@ struct pair {
     const char *name;
     int64_t order; /* of its layer in the model */
     const struct rk_gathered_tensor *gradients[2],
-        *values[2];  /* actual, expected; no gradients: not trained */
-    int64_t rows[2]; /* of the report: gradient (-1: none), value */
+        *values[2];       /* actual, expected; no gradients: not trained */
+    int64_t row_index[2]; /* in the report: gradient (-1: none), value */
 };
 
 struct comparison {
@@ -202,11 +202,11 @@ static int64_t add_rows(struct comparison *c, struct rk_verify_rows *rows, const
             struct pair *pair = &c->pairs.items[i];
             struct rk_verify_row *row;
 
-            pair->rows[kind] = -1;
+            pair->row_index[kind] = -1;
             if (kind == 0 && !pair->gradients[0])
                 continue;
             num_gradients += kind == 0;
-            pair->rows[kind] = rows->items.count;
+            pair->row_index[kind] = rows->items.count;
             row = rk_verify_rows_add(rows, kinds[kind], role, pair->name);
             row->is_vector = pair->values[0]->is_vector;
             row->shard_errors = rk_calloc((size_t)rows->num_shards + 1, sizeof(*row->shard_errors));
@@ -236,7 +236,8 @@ static struct rk_status *compare_all(struct comparison *c, struct rk_verify_rows
     for (int64_t i = 0; i < c->pairs.count; i++) {
         const struct pair *pair = &c->pairs.items[i];
         struct rk_verify_row *const of_pair[2] = {
-            pair->rows[0] >= 0 ? &rows->items.items[pair->rows[0]] : NULL, &rows->items.items[pair->rows[1]]};
+            pair->row_index[0] >= 0 ? &rows->items.items[pair->row_index[0]] : NULL,
+            &rows->items.items[pair->row_index[1]]};
 
         RK_TRY(compare_pair(c, pair, of_pair));
     }
