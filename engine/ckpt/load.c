@@ -263,9 +263,7 @@ static void *element(void *buffer, rk_dtype_t dtype, int64_t i)
 static void aim(struct slot *slot, const struct rk_model *model, const struct chunk *chunk)
 {
     const struct rk_model_core *core = model->core;
-    bool is_trained = rk_params_is_trained(&core->params, chunk->param);
-    struct rk_state_buffer buffer =
-        rk_state_buffer_of(model, is_trained ? chunk->kind : RK_STATE_BUFFER_UNTRAINED);
+    struct rk_state_buffer buffer = rk_state_buffer_of(model, chunk->kind, chunk->param);
 
     slot->to = buffer.is_sharded ? element(buffer.data, buffer.dtype, chunk->at.shard) : NULL;
     slot->to_rounded = chunk->kind == 0 ? element(core->values, core->dtype, chunk->at.begin) : NULL;
@@ -302,18 +300,28 @@ static struct rk_status *fill_run(struct filler *filler, struct chunk chunk, con
     return NULL;
 }
 
-/* Fills this rank's shard of its part, or the whole part in a model that does not train. A replicated
+/* Moments of a parameter that was not trained when the checkpoint was saved. */
+static struct rk_status *zero_run(const struct rk_model *model, int32_t kind, int64_t param,
+                                  const struct rk_shard_run *run)
+{
+    struct rk_state_buffer buffer = rk_state_buffer_of(model, kind, param);
+
+    return rk_stream_zero(model->core->stream, element(buffer.data, buffer.dtype, run->shard),
+                          (size_t)run->count * rk_dtype_bytes(buffer.dtype));
+}
+
+/* Fills this rank's shard of its part, or the whole part of a parameter that is not trained. A replicated
  * parameter is stored once; every rank that holds it reads it. */
 static struct rk_status *fill_param(struct filler *filler, int32_t kind, int64_t i)
 {
     const struct rk_model *model = filler->load->model;
     const struct rk_placement *placement = rk_params_placement(&model->core->params, i);
     struct chunk chunk = {.kind = kind, .param = i};
+    bool is_stored = kind == 0 || !rk_shards_lacks_state(filler->load->shards, i);
     struct rk_shard_run run = {0};
     int64_t end;
 
-    if (!placement->is_held || !rk_state_has(model, kind, i) ||
-        (kind > 0 && rk_shards_lacks_state(filler->load->shards, i)))
+    if (!placement->is_held || !rk_state_has(model, kind, i))
         return NULL;
     chunk.box = rk_param_get_box(rk_params_at(&model->core->params, i), placement);
     end = placement->offset + chunk.box.shape[0] * chunk.box.shape[1];
@@ -322,30 +330,15 @@ static struct rk_status *fill_param(struct filler *filler, int32_t kind, int64_t
         return fill_run(filler, chunk, &run, placement->offset);
     }
     while (rk_shards_next_run(&model->trainer->shards, placement->offset, end, &run))
-        RK_TRY(fill_run(filler, chunk, &run, placement->offset));
+        RK_TRY(is_stored ? fill_run(filler, chunk, &run, placement->offset) : zero_run(model, kind, i, &run));
     return NULL;
-}
-
-static struct rk_status *forget_moments(struct rk_trainer *trainer)
-{
-    struct rk_stream *stream = trainer->model->core->stream;
-
-    for (int32_t s = 0; trainer->config.ops && s < trainer->config.ops->num_states; s++)
-        RK_TRY(rk_stream_zero(stream, trainer->states[s],
-                              (size_t)trainer->shard_count * rk_dtype_bytes(trainer->grad_dtype)));
-    return rk_stream_sync(stream);
 }
 
 /* Weights first, then the states of the optimizer. */
 static struct rk_status *fill_all(struct load *load)
 {
     struct filler filler = {0};
-    struct rk_status *st = NULL;
-
-    if (load->kinds > 1) /* of parameters that were not trained when it was saved */
-        st = forget_moments(load->model->trainer);
-    if (!st)
-        st = filler_open(&filler, load);
+    struct rk_status *st = filler_open(&filler, load);
 
     load->done_bytes = 0;
     load->total_bytes = rk_ckpt_manifest_bytes(&load->manifest); /* upper bound: this rank's part is less */
@@ -368,6 +361,16 @@ static struct rk_status *spread(struct rk_trainer *trainer)
     }
     RK_TRY(rk_trainer_wait(trainer));
     return rk_stream_sync(trainer->model->core->stream);
+}
+
+static struct rk_status *forget_moments(struct rk_trainer *trainer)
+{
+    struct rk_stream *stream = trainer->model->core->stream;
+
+    for (int32_t s = 0; trainer->config.ops && s < trainer->config.ops->num_states; s++)
+        RK_TRY(rk_stream_zero(stream, trainer->states[s],
+                              (size_t)trainer->shard_count * rk_dtype_bytes(trainer->grad_dtype)));
+    return rk_stream_sync(stream);
 }
 
 #define ADVICE "the file is damaged, or a diverged run wrote it"

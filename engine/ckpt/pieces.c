@@ -21,20 +21,19 @@ uint32_t rk_state_kinds(const struct rk_model *model, uint32_t contents)
     return kinds;
 }
 
-struct rk_state_buffer rk_state_buffer_of(const struct rk_model *model, int32_t kind)
+struct rk_state_buffer rk_state_buffer_of(const struct rk_model *model, int32_t kind, int64_t param)
 {
     const struct rk_trainer *trainer = model->trainer;
+    void *masters = rk_params_is_trained(&model->core->params, param) ? model->core->masters.values : NULL;
 
-    if (kind == RK_STATE_BUFFER_UNTRAINED)
-        return (struct rk_state_buffer){model->core->values, model->core->dtype, false};
     if (kind == RK_STATE_KIND_GRADIENTS)
         return trainer->shard_grads
                    ? (struct rk_state_buffer){trainer->shard_grads, trainer->grad_dtype, true}
                    : (struct rk_state_buffer){trainer->grads, trainer->grad_dtype, false};
     if (kind > 0)
         return (struct rk_state_buffer){trainer->states[kind - 1], trainer->grad_dtype, true};
-    if (trainer && trainer->masters)
-        return (struct rk_state_buffer){trainer->masters, trainer->grad_dtype, true};
+    if (masters)
+        return (struct rk_state_buffer){masters, trainer->grad_dtype, true};
     return (struct rk_state_buffer){model->core->values, model->core->dtype, false};
 }
 
@@ -52,21 +51,18 @@ char *rk_state_tensor_name(const struct rk_model *model, int32_t kind, const str
     return rk_format("optimizer.state.%s.%s", model->trainer->config.ops->state_names[kind - 1], param->name);
 }
 
-struct rk_shard_maps rk_state_shards(const struct rk_model *model)
+/* Partition of the parameter's elements, and of those of others like it, among the ranks that hold the same
+ * part. */
+static struct rk_shard_maps shards_of(const struct rk_model *model, int64_t param)
 {
-    const struct rk_model_core *core = model->core;
-    struct rk_shard_places places = rk_shard_places_of(core->mesh);
-
-    if (model->trainer)
-        return model->trainer->shards;
-    return rk_params_cut(&core->params, &places, RK_MAX(core->params.num_elements, 1));
-}
-
-static struct rk_shard_maps untrained_shards(const struct rk_model *model)
-{
+    const struct rk_param_table *params = &model->core->params;
     struct rk_shard_places places = rk_shard_places_of(model->core->mesh);
 
-    return rk_params_cut_untrained(&model->core->params, &places);
+    if (!rk_params_is_trained(params, param))
+        return rk_params_cut_untrained(params, &places);
+    if (model->trainer)
+        return model->trainer->shards;
+    return rk_params_cut(params, &places, RK_MAX(params->num_elements, 1));
 }
 
 /* The box is the beginning of the local part: only rows are padded, at the end. */
@@ -74,12 +70,9 @@ static void add_piece(struct rk_state_pieces *out, const struct rk_model *model,
 {
     const struct rk_param *param = rk_params_at(&model->core->params, i);
     const struct rk_placement *placement = rk_params_placement(&model->core->params, i);
-    bool is_trained = rk_params_is_trained(&model->core->params, i);
-    struct rk_shard_maps shards = is_trained ? rk_state_shards(model) : untrained_shards(model);
-    struct rk_state_piece piece = {.param = i,
-                                   .kind = kind,
-                                   .buffer = is_trained ? kind : RK_STATE_BUFFER_UNTRAINED,
-                                   .first_run = out->runs.count};
+    struct rk_shard_maps shards = shards_of(model, i);
+    struct rk_state_piece piece = {
+        .param = i, .buffer = rk_state_buffer_of(model, kind, i), .first_run = out->runs.count};
     struct rk_shard_run run = {0};
     int64_t begin = placement->offset, end;
 
@@ -91,7 +84,7 @@ static void add_piece(struct rk_state_pieces *out, const struct rk_model *model,
     while (rk_shards_next_run(&shards, begin, end, &run)) {
         struct rk_state_run own = {.begin = run.begin - begin, .count = run.count};
 
-        own.source = out->buffers[piece.buffer].is_sharded ? run.shard : run.begin;
+        own.source = piece.buffer.is_sharded ? run.shard : run.begin;
         rk_array_append(&out->runs, own);
         piece.num_runs++;
         piece.count += run.count;
@@ -99,27 +92,22 @@ static void add_piece(struct rk_state_pieces *out, const struct rk_model *model,
     if (piece.count == 0)
         return;
     piece.name = rk_state_tensor_name(model, kind, param);
-    piece.dtype = out->buffers[piece.buffer].dtype;
     rk_array_append(&out->pieces, piece);
-    out->bytes += (uint64_t)piece.count * rk_dtype_bytes(piece.dtype);
+    out->bytes += (uint64_t)piece.count * rk_dtype_bytes(piece.buffer.dtype);
 }
 
 static int compare_pieces(const void *a, const void *b)
 {
     const struct rk_state_piece *x = a, *y = b;
 
-    return rk_st_compare(x->dtype, x->name, y->dtype, y->name);
+    return rk_st_compare(x->buffer.dtype, x->name, y->buffer.dtype, y->name);
 }
 
 void rk_state_pieces_list(struct rk_state_pieces *out, const struct rk_model *model, uint32_t kinds)
 {
     *out = (struct rk_state_pieces){0};
-    out->buffers[RK_STATE_BUFFER_UNTRAINED] = rk_state_buffer_of(model, RK_STATE_BUFFER_UNTRAINED);
     for (int32_t kind = 0; kind < RK_STATE_KINDS_MAX; kind++) {
-        if (!(kinds >> kind & 1))
-            continue;
-        out->buffers[kind] = rk_state_buffer_of(model, kind);
-        for (int64_t i = 0; i < model->core->params.count; i++)
+        for (int64_t i = 0; kinds >> kind & 1 && i < model->core->params.count; i++)
             add_piece(out, model, i, kind);
     }
     if (out->pieces.count > 1)
@@ -169,7 +157,7 @@ static struct rk_json *format_piece(const struct rk_state_pieces *pieces, const 
 static struct rk_st_entry format_entry(const struct rk_state_piece *piece, const struct rk_param *param)
 {
     struct rk_st_entry entry = {
-        .name = piece->name, .dtype = piece->dtype, .rank = 1, .shape = {piece->count}};
+        .name = piece->name, .dtype = piece->buffer.dtype, .rank = 1, .shape = {piece->count}};
 
     if (piece->num_runs == 1 && piece->count == piece->box.shape[0] * piece->box.shape[1]) {
         entry.rank = param->rank;

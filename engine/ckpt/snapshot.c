@@ -156,7 +156,7 @@ static struct rk_status *copy_pieces(struct ring *ring, char *to, const struct r
 {
     for (int64_t i = 0; i < pieces->pieces.count; i++) {
         const struct rk_state_piece *piece = &pieces->pieces.items[i];
-        const struct rk_state_buffer *buffer = &pieces->buffers[piece->buffer];
+        const struct rk_state_buffer *buffer = &piece->buffer;
         size_t elem_bytes = rk_dtype_bytes(buffer->dtype);
 
         for (int64_t r = 0; r < piece->num_runs; r++) {

@@ -22,8 +22,6 @@
 /* Kinds of tensors: 0 is the weights, 1 + s is state s of the optimizer, the last one is the gradients. */
 #define RK_STATE_KIND_GRADIENTS (1 + RK_OPTIM_STATES_MAX)
 #define RK_STATE_KINDS_MAX      (1 + RK_STATE_KIND_GRADIENTS)
-/* Index of the buffer of weights that are not trained, which have no masters. */
-#define RK_STATE_BUFFER_UNTRAINED RK_STATE_KINDS_MAX
 
 /* --- thread pool for copies and reads (pool.c) --- */
 
@@ -47,17 +45,7 @@ void rk_pool_wait(struct rk_pool *pool, struct rk_pool_task *task);
 
 struct rk_state_run {
     int64_t begin, count; /* elements of the box */
-    int64_t source;       /* index of the first one in the buffer of the kind */
-};
-
-struct rk_state_piece {
-    char *name; /* name in the file */
-    int64_t param;
-    int32_t kind, buffer; /* buffer: of struct rk_state_pieces */
-    rk_dtype_t dtype;     /* of the buffer */
-    struct rk_param_box box;
-    int64_t first_run, num_runs;
-    int64_t count; /* elements of all runs */
+    int64_t source;       /* index of the first one in the buffer of the piece */
 };
 
 /* A buffer on the device. */
@@ -67,22 +55,29 @@ struct rk_state_buffer {
     bool is_sharded; /* indexed like the shard's arrays; otherwise like the flat buffers */
 };
 
+struct rk_state_piece {
+    char *name; /* name in the file */
+    int64_t param;
+    struct rk_state_buffer buffer;
+    struct rk_param_box box;
+    int64_t first_run, num_runs;
+    int64_t count; /* elements of all runs */
+};
+
 struct rk_state_pieces {
-    struct rk_state_buffer buffers[RK_STATE_KINDS_MAX + 1]; /* by kind; then RK_STATE_BUFFER_UNTRAINED */
-    RK_ARRAY(struct rk_state_piece) pieces;                 /* in the order of the file */
+    RK_ARRAY(struct rk_state_piece) pieces; /* in the order of the file */
     RK_ARRAY(struct rk_state_run) runs;
     uint64_t bytes;
 };
 
 /* Bit mask of the kinds in `contents`. */
 uint32_t rk_state_kinds(const struct rk_model *model, uint32_t contents);
-struct rk_state_buffer rk_state_buffer_of(const struct rk_model *model, int32_t kind);
+/* Where the elements of a tensor are: weights that are not trained have no masters. */
+struct rk_state_buffer rk_state_buffer_of(const struct rk_model *model, int32_t kind, int64_t param);
 /* Whether the tensor exists: of a parameter that is not trained only the weights do. */
 bool rk_state_has(const struct rk_model *model, int32_t kind, int64_t param);
 /* "NAME", "optimizer.state.exp_avg.NAME", "gradient.NAME"; rk_free it. */
 char *rk_state_tensor_name(const struct rk_model *model, int32_t kind, const struct rk_param *param);
-/* Partition of the elements of parameters among the ranks that hold the same part. */
-struct rk_shard_maps rk_state_shards(const struct rk_model *model);
 /* Lists the pieces that this rank writes. */
 void rk_state_pieces_list(struct rk_state_pieces *out, const struct rk_model *model, uint32_t kinds);
 void rk_state_pieces_fini(struct rk_state_pieces *pieces);

@@ -54,7 +54,7 @@ static struct rk_status *write_piece(struct shard_writer *writer, int64_t entry)
 {
     struct rk_saver *saver = writer->saver;
     const struct rk_state_piece *piece = &saver->pieces.pieces.items[entry];
-    const struct rk_state_buffer *buffer = &saver->pieces.buffers[piece->buffer];
+    const struct rk_state_buffer *buffer = &piece->buffer;
     uint64_t written = 0;
 
     for (int64_t r = 0; r < piece->num_runs; r++) {

@@ -9,6 +9,7 @@ static struct rk_status *update_bucket(struct rk_trainer *trainer, const struct 
                                        const struct rk_optim_step *step, int64_t bucket, int64_t *next)
 {
     const struct rk_model_core *core = trainer->model->core;
+    void *masters = core->masters.values;
 
     for (; *next < group->segments.count && group->segments.items[*next].bucket == bucket; (*next)++) {
         const struct rk_shard_segment *range = &group->segments.items[*next];
@@ -18,9 +19,8 @@ static struct rk_status *update_bucket(struct rk_trainer *trainer, const struct 
             .weight_decay = range->decays ? step->config->weight_decay : 0,
         };
 
-        segment.master = trainer->masters
-                             ? rk_flat_view(trainer->masters, trainer->grad_dtype, range->shard, range->count)
-                             : segment.param;
+        segment.master =
+            masters ? rk_flat_view(masters, trainer->grad_dtype, range->shard, range->count) : segment.param;
         for (int32_t s = 0; s < trainer->config.ops->num_states; s++)
             segment.states[s] =
                 rk_flat_view(trainer->states[s], trainer->grad_dtype, range->shard, range->count);

@@ -82,8 +82,8 @@ static struct rk_status *allocate(struct rk_trainer *trainer)
     RK_TRY(rk_model_add_buffer(core, RK_MEMORY_GRADIENTS, grad_bytes, "gradients", &trainer->grads));
     RK_TRY(allocate_shard_grads(trainer));
     if (trainer->config.ops && core->dtype != trainer->grad_dtype)
-        RK_TRY(
-            rk_model_add_buffer(core, RK_MEMORY_MASTERS, shard_bytes, "master weights", &trainer->masters));
+        RK_TRY(rk_model_add_buffer(core, RK_MEMORY_MASTERS, shard_bytes, "master weights",
+                                   &core->masters.values));
     for (int32_t s = 0; trainer->config.ops && s < trainer->config.ops->num_states; s++)
         RK_TRY(rk_model_add_buffer(core, RK_MEMORY_OPTIMIZER, shard_bytes, "optimizer state",
                                    &trainer->states[s]));
@@ -157,7 +157,7 @@ static void attach(struct rk_trainer *trainer)
     model->trainer = trainer;
     model->trainer_stream = trainer->comm;
     model->trainer_workspace_bytes = SUMS_BYTES + rk_router_sums_bytes(&trainer->routers);
-    model->core->masters = (struct rk_masters){.values = trainer->masters, .shards = &trainer->shards};
+    model->core->masters.shards = &trainer->shards;
 }
 
 static void detach(struct rk_trainer *trainer)

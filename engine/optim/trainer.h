@@ -95,15 +95,12 @@ struct rk_trainer {
      * group has one rank. */
     struct rk_stream *comm;
     struct rk_event *is_ready, *is_done;
-    /* Buffers of the model (rk_model_add_buffer). */
+    /* Buffers of the model (rk_model_add_buffer); masters: struct rk_masters. */
     void *grads; /* [num_elements] of pass_dtype */
     /* If gradients are accumulated in shards: [shard_count] of grad_dtype, the sums over all micro-batches;
      * and a bucket's parts of all ranks of its group, in pass_dtype. NULL: grads holds the sums. */
     void *shard_grads, *inbox;
     int64_t *rows; /* owned; only with them: [ranks of the group], all 1, the rows of an exchange */
-    /* [shard_count] of grad_dtype: this rank's parameters before rounding to the model's dtype; NULL when the
-     * model's dtype is grad_dtype: then the parameters are the masters. */
-    void *masters;
     void *states[RK_OPTIM_STATES_MAX]; /* [shard_count] each */
     void *sums;                        /* F64 [2]: sum of squares, number of non-finite elements */
     struct rk_router_sums routers;

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
@@ -97,6 +98,18 @@ const char *rk_test_temp_dir(void)
 char *rk_test_temp_path(const char *name)
 {
     return rk_path_join(rk_test_temp_dir(), name);
+}
+
+char *rk_test_new_dir(void)
+{
+    static int count;
+    char name[32];
+    char *path;
+
+    snprintf(name, sizeof(name), "dir%d", count++);
+    path = rk_test_temp_path(name);
+    assert_int_equal(mkdir(path, 0777), 0);
+    return path;
 }
 
 char *rk_test_fixture_path(const char *relative)

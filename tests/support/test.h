@@ -33,6 +33,8 @@ bool rk_test_is_quick(void);
 const char *rk_test_temp_dir(void);
 /* Path of `name` in that directory; rk_free it. */
 char *rk_test_temp_path(const char *name);
+/* A new directory in that directory; rk_free it. */
+char *rk_test_new_dir(void);
 /* Path of a committed file, given relative to the tests folder ("golden/llama/config.json"); rk_free it. */
 char *rk_test_fixture_path(const char *relative);
 

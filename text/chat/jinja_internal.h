@@ -2,8 +2,9 @@
  *
  * The first error of a parse or a rendering is kept in its state (`error`), with its line. After it the
  * parser sees the end of the text, and functions of a rendering return undefined or empty values, so that
- * only loops look at it; whoever started the work returns it. Values live in the arena of the rendering, and
- * lists and dicts do not change once a template can see them, so they are shared, not copied. */
+ * only loops look at it; rk_jinja_parse and the function that starts a rendering return it. Values live in
+ * the arena of the rendering, and lists and dicts do not change once a template can see them, so they are
+ * shared, not copied. */
 #ifndef RK_JINJA_INTERNAL_H
 #define RK_JINJA_INTERNAL_H
 
@@ -328,7 +329,8 @@ struct rk_render {
 
 /* Keeps the first error, with the line; returns an undefined value. */
 rk_value_t rk_raise(struct rk_render *r, struct rk_status *st);
-/* RK_RAISE: what Python reports as a TypeError or the like. RK_REFUSE: what is not supported. */
+/* RK_RAISE: an error that Python raises too, such as a TypeError. RK_REFUSE: a feature that is not supported.
+ */
 #define RK_RAISE(r, ...)  rk_raise((r), RK_FAIL(RK_INVALID_ARGUMENT, __VA_ARGS__))
 #define RK_REFUSE(r, ...) rk_raise((r), RK_FAIL(RK_UNIMPLEMENTED, __VA_ARGS__))
 rk_value_t rk_raise_undefined(struct rk_render *r, rk_value_t value); /* about an UNDEFINED */

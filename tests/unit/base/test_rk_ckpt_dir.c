@@ -16,19 +16,6 @@
 
 static const char *const only_actor[] = {"actor", NULL};
 
-/* A new directory; rk_free it. */
-static char *new_dir(void)
-{
-    static int count;
-    char name[32];
-    char *path;
-
-    snprintf(name, sizeof(name), "dir%d", count++);
-    path = rk_test_temp_path(name);
-    assert_int_equal(mkdir(path, 0777), 0);
-    return path;
-}
-
 static char *part_path(const char *dir, int64_t step, const char *role)
 {
     char *step_dir = rk_ckpt_step_dir(dir, step), *path = rk_path_join(step_dir, role);
@@ -188,7 +175,7 @@ static void test_step_names(void **state)
 
 static void test_manifest_round_trip(void **state)
 {
-    char *dir = new_dir(), *part = part_path(dir, 20, "actor");
+    char *dir = rk_test_new_dir(), *part = part_path(dir, 20, "actor");
     struct rk_ckpt_manifest manifest;
 
     (void)state;
@@ -335,7 +322,7 @@ static void test_manifest_cut_or_flipped_is_refused(void **state)
 static void test_check_finds_damaged_files(void **state)
 {
     static const char *const names[] = {"dist_ckpt/shard_00000.safetensors", "more", RK_CKPT_MANIFEST_FILE};
-    char *dir = new_dir(), *part;
+    char *dir = rk_test_new_dir(), *part;
 
     (void)state;
     assert_ok(save(dir, 1, "first"));
@@ -373,7 +360,7 @@ static void test_check_finds_damaged_files(void **state)
 static void test_check_wants_every_role_and_the_step(void **state)
 {
     static const char *const two[] = {"actor", "driver", NULL};
-    char *dir = new_dir(), *from = rk_ckpt_step_dir(dir, 3), *to = rk_ckpt_step_dir(dir, 4);
+    char *dir = rk_test_new_dir(), *from = rk_ckpt_step_dir(dir, 3), *to = rk_ckpt_step_dir(dir, 4);
 
     (void)state;
     assert_int_equal(latest(dir, RK_CKPT_CHECK_SIZES), -1);
@@ -400,7 +387,7 @@ static void test_foreign_checkpoints_are_named(void **state)
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
-        char *dir = new_dir(), *part = part_path(dir, 10, "actor");
+        char *dir = rk_test_new_dir(), *part = part_path(dir, 10, "actor");
         struct rk_ckpt_manifest manifest;
         struct rk_status *st;
 
@@ -418,7 +405,8 @@ static void test_foreign_checkpoints_are_named(void **state)
 
 static void test_publish_replaces_ours_only(void **state)
 {
-    char *dir = new_dir(), *part = part_path(dir, 1, "actor"), *step_dir = rk_ckpt_step_dir(dir, 1), *temp;
+    char *dir = rk_test_new_dir(), *part = part_path(dir, 1, "actor"), *step_dir = rk_ckpt_step_dir(dir, 1),
+         *temp;
 
     (void)state;
     make_path(part); /* empty */
@@ -445,7 +433,7 @@ static void test_publish_replaces_ours_only(void **state)
 
 static void test_remove_follows_no_link(void **state)
 {
-    char *dir = new_dir(), *victim = rk_path_join(dir, "victim"), *tree = rk_path_join(dir, "tree");
+    char *dir = rk_test_new_dir(), *victim = rk_path_join(dir, "victim"), *tree = rk_path_join(dir, "tree");
     char *link_path, *top;
 
     (void)state;
@@ -471,7 +459,7 @@ static void test_remove_follows_no_link(void **state)
 /* Goal: after an interrupted removal nothing is read as a complete checkpoint. */
 static void test_remove_takes_the_manifest_first(void **state)
 {
-    char *dir = new_dir(), *step_dir = rk_ckpt_step_dir(dir, 1);
+    char *dir = rk_test_new_dir(), *step_dir = rk_ckpt_step_dir(dir, 1);
 
     (void)state;
     assert_ok(save(dir, 1, "data"));
@@ -486,7 +474,7 @@ static void test_remove_takes_the_manifest_first(void **state)
 
 static void test_sweep_removes_what_crashes_left(void **state)
 {
-    char *dir = new_dir(), *one = rk_ckpt_step_dir(dir, 1), *two = rk_ckpt_step_dir(dir, 2);
+    char *dir = rk_test_new_dir(), *one = rk_ckpt_step_dir(dir, 1), *two = rk_ckpt_step_dir(dir, 2);
 
     (void)state;
     assert_ok(save(dir, 1, "data"));
@@ -510,7 +498,7 @@ static void test_sweep_removes_what_crashes_left(void **state)
 static void test_publish_keeps_the_old_until_the_new_is_synced(void **state)
 {
     struct rk_ckpt_manifest manifest = new_manifest(1);
-    char *dir = new_dir(), *part = part_path(dir, 1, "actor"), *temp;
+    char *dir = rk_test_new_dir(), *part = part_path(dir, 1, "actor"), *temp;
 
     (void)state;
     assert_ok(save(dir, 1, "first"));
@@ -556,7 +544,7 @@ static void test_save_interrupted_anywhere_is_never_half(void **state)
     static const char *const points[] = {"file.write", "file.sync", "file.rename", "file.sync_dir",
                                          "ckpt.rename"};
     static const char *const actions[] = {"kill", "fail"};
-    char *dir = new_dir(), *step_dir = rk_ckpt_step_dir(dir, 2);
+    char *dir = rk_test_new_dir(), *step_dir = rk_ckpt_step_dir(dir, 2);
     int num_hits = 0;
 
     (void)state;
@@ -590,7 +578,7 @@ static void test_save_interrupted_anywhere_is_never_half(void **state)
 static void test_tracker(void **state)
 {
     static const char *const bad[] = {"", "x", "-1", "1x", "01", "1 2", "12345678901234567890123"};
-    char *dir = new_dir(), *path = rk_path_join(dir, RK_CKPT_TRACKER_FILE), *text;
+    char *dir = rk_test_new_dir(), *path = rk_path_join(dir, RK_CKPT_TRACKER_FILE), *text;
     size_t bytes;
     int64_t step;
 

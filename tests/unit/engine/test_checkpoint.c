@@ -4,10 +4,8 @@
 
 #include <dirent.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
@@ -61,19 +59,6 @@ static void open_training(struct rk_test_model *test, uint64_t seed, rk_dtype_t 
 
     open_plain(test, CONFIG, seed, dtype);
     assert_ok(rk_test_enable_training(test->model, &optim));
-}
-
-/* A directory for one test, "DIR/global_step_N/actor" in it; rk_free both. */
-static char *new_dir(void)
-{
-    static int count;
-    char name[32];
-    char *path;
-
-    snprintf(name, sizeof(name), "dir%d", count++);
-    path = rk_test_temp_path(name);
-    assert_int_equal(mkdir(path, 0777), 0);
-    return path;
 }
 
 static char *part_of(const char *dir, int64_t step)
@@ -164,7 +149,7 @@ static void image_take(struct image *image, const struct rk_model *model)
     image->value_bytes = (size_t)model->core->params.num_elements * rk_dtype_bytes(model->core->dtype);
     image->shard_bytes = (size_t)trainer->shard_count * rk_dtype_bytes(trainer->grad_dtype);
     image->values = copy_of(model->core->values, image->value_bytes);
-    image->masters = copy_of(trainer->masters, image->shard_bytes);
+    image->masters = copy_of(model->core->masters.values, image->shard_bytes);
     for (int s = 0; s < 2; s++)
         image->states[s] = copy_of(trainer->states[s], image->shard_bytes);
 }
@@ -185,7 +170,7 @@ static bool is_same(const struct image *image, const struct rk_model *model)
                 image->applied_steps == trainer->applied_steps && image->lr_steps == trainer->lr_steps;
 
     if (image->masters)
-        same = same && memcmp(image->masters, trainer->masters, image->shard_bytes) == 0;
+        same = same && memcmp(image->masters, model->core->masters.values, image->shard_bytes) == 0;
     for (int s = 0; s < 2; s++)
         same = same && memcmp(image->states[s], trainer->states[s], image->shard_bytes) == 0;
     return same;
@@ -203,7 +188,7 @@ static void test_state_comes_back_bitwise(void **state)
         struct rk_test_model first, second;
         struct rk_checkpoint_loaded loaded;
         struct image image;
-        char *dir = new_dir();
+        char *dir = rk_test_new_dir();
 
         open_training(&first, 3, dtypes[i]);
         open_training(&second, 4, dtypes[i]);
@@ -235,7 +220,7 @@ static void test_model_alone_gives_masters_and_zero_moments(void **state)
     struct rk_test_model first, second;
     struct rk_checkpoint_loaded loaded;
     struct image image;
-    char *dir = new_dir();
+    char *dir = rk_test_new_dir();
 
     (void)state;
     open_training(&first, 3, RK_DTYPE_BF16);
@@ -262,7 +247,7 @@ static void test_models_that_train_and_others_read_each_other(void **state)
 {
     struct rk_test_model trains, other;
     struct rk_checkpoint_loaded loaded;
-    char *dir = new_dir();
+    char *dir = rk_test_new_dir();
     size_t bytes;
 
     (void)state;
@@ -281,7 +266,7 @@ static void test_models_that_train_and_others_read_each_other(void **state)
     assert_ok(load(trains.model, dir, 2));
     assert_memory_equal(trains.model->core->values, other.model->core->values, bytes);
     for (int64_t i = 0; i < trains.model->trainer->shard_count; i++)
-        assert_int_equal(rk_f32_to_bf16(((float *)trains.model->trainer->masters)[i]),
+        assert_int_equal(rk_f32_to_bf16(((float *)trains.model->core->masters.values)[i]),
                          ((uint16_t *)other.model->core->values)[i]);
     rk_test_model_close(&trains);
     rk_test_model_close(&other);
@@ -291,7 +276,7 @@ static void test_models_that_train_and_others_read_each_other(void **state)
 static void test_hf_model_is_exported_next_to_the_state(void **state)
 {
     struct rk_test_model first, second;
-    char *dir = new_dir(), *part = part_of(dir, 1), *hf = rk_path_join(part, "huggingface");
+    char *dir = rk_test_new_dir(), *part = part_of(dir, 1), *hf = rk_path_join(part, "huggingface");
     struct rk_checkpoint_loaded loaded;
 
     (void)state;
@@ -334,7 +319,7 @@ static double *read_gradient(const struct rk_st_file *file, const struct rk_para
 static void test_gradients_of_the_last_step_are_written(void **state)
 {
     struct rk_test_model first, second;
-    char *dir = new_dir(), *part = part_of(dir, 1), *shard = rk_path_join(part, SHARD);
+    char *dir = rk_test_new_dir(), *part = part_of(dir, 1), *shard = rk_path_join(part, SHARD);
     struct rk_checkpoint_loaded loaded;
     struct rk_st_file *file;
     struct image image;
@@ -396,7 +381,7 @@ static void test_async_save_has_the_state_of_the_call(void **state)
     struct rk_test_model first, second;
     struct rk_checkpoint_report report;
     struct image image;
-    char *dir = new_dir();
+    char *dir = rk_test_new_dir();
 
     (void)state;
     open_training(&first, 3, RK_DTYPE_BF16);
@@ -432,7 +417,7 @@ static void test_second_save_finishes_the_first(void **state)
     struct rk_checkpoint_report report;
     struct rk_saver *saver;
     struct rk_test_model test;
-    char *dir = new_dir();
+    char *dir = rk_test_new_dir();
 
     (void)state;
     open_training(&test, 3, RK_DTYPE_F32);
@@ -456,7 +441,7 @@ static void test_save_without_host_memory_is_the_same(void **state)
 {
     struct rk_saver *saver;
     struct rk_test_model test;
-    char *dir = new_dir(), *paths[2], *texts[2];
+    char *dir = rk_test_new_dir(), *paths[2], *texts[2];
     size_t bytes[2];
 
     (void)state;
@@ -506,7 +491,7 @@ static void test_cancelled_save_and_load_leave_all_as_it_was(void **state)
     struct rk_saver *saver;
     struct rk_test_model test;
     struct image image;
-    char *dir = new_dir(), *part = part_of(dir, 1), *step_dir = rk_ckpt_step_dir(dir, 1);
+    char *dir = rk_test_new_dir(), *part = part_of(dir, 1), *step_dir = rk_ckpt_step_dir(dir, 1);
     struct rk_checkpoint_save all = {.part_dir = part, .role = "actor", .contents = ALL};
 
     (void)state;
@@ -550,7 +535,7 @@ static void test_failed_save_leaves_nothing(void **state)
 {
     static const char *const points[] = {"file.write", "file.sync",     "file.rename", "file.sync_dir",
                                          "ckpt.save",  "ckpt.manifest", "ckpt.rename"};
-    char *dir = new_dir(), *step_dir = rk_ckpt_step_dir(dir, 2);
+    char *dir = rk_test_new_dir(), *step_dir = rk_ckpt_step_dir(dir, 2);
     struct rk_saver *saver;
     struct rk_test_model test;
     int num_failures = 0;
@@ -619,7 +604,7 @@ static void test_damaged_checkpoint_is_refused(void **state)
     static const char *const files[] = {SHARD, "huggingface/config.json", RK_CKPT_MANIFEST_FILE};
     struct rk_test_model test;
     struct image image;
-    char *dir = new_dir(), *part = part_of(dir, 1);
+    char *dir = rk_test_new_dir(), *part = part_of(dir, 1);
 
     (void)state;
     open_training(&test, 3, RK_DTYPE_F32);
@@ -740,7 +725,7 @@ static void test_wrong_descriptions_are_refused(void **state)
     (void)state;
     open_training(&test, 3, RK_DTYPE_F32);
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
-        char *dir = new_dir(), *part = part_of(dir, 1);
+        char *dir = rk_test_new_dir(), *part = part_of(dir, 1);
         struct rk_status *st;
 
         assert_ok(save(test.model, dir, 1));
@@ -761,7 +746,7 @@ static void test_other_models_are_refused(void **state)
     struct rk_optim_config optim = rk_test_adamw(1e-2, 0.1, 1);
     struct rk_test_model test, other, wide;
     struct rk_checkpoint_loaded loaded;
-    char *dir = new_dir();
+    char *dir = rk_test_new_dir();
 
     (void)state;
     open_training(&test, 3, RK_DTYPE_F32);
@@ -787,7 +772,7 @@ static void test_load_that_fails_halfway_is_reported_as_mixed(void **state)
 {
     struct rk_checkpoint_loaded loaded;
     struct rk_test_model test;
-    char *dir = new_dir();
+    char *dir = rk_test_new_dir();
 
     (void)state;
     open_training(&test, 3, RK_DTYPE_F32);
@@ -811,7 +796,7 @@ static void test_non_finite_numbers_are_refused(void **state)
     for (int i = 0; i < 2; i++) {
         struct rk_checkpoint_loaded loaded;
         struct rk_test_model test, other;
-        char *dir = new_dir();
+        char *dir = rk_test_new_dir();
         struct rk_status *st;
 
         open_training(&test, 1, RK_DTYPE_F32);

@@ -207,9 +207,9 @@ static int64_t global_element(const struct rk_param *param, const struct rk_plac
 static struct rk_status *dump_shard(const struct rk_model *model, int kind, double *out)
 {
     const struct rk_trainer *trainer = model->trainer;
-    bool is_sharded = kind > 0 || trainer->masters;
+    bool is_sharded = kind > 0 || model->core->masters.values;
     const void *on_device = kind > 0     ? trainer->states[kind - 1]
-                            : is_sharded ? trainer->masters
+                            : is_sharded ? model->core->masters.values
                                          : model->core->values;
     size_t bytes = (size_t)(is_sharded ? trainer->shard_count : trainer->num_elements) * sizeof(float);
     float *buffer = rk_malloc(bytes);

@@ -3,9 +3,7 @@
 #include "tests/support/test.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
@@ -122,22 +120,10 @@ static void check_memory(const struct rk_test_model *test)
     assert_int_equal(memory.master_bytes, test->model->core->dtype == RK_DTYPE_BF16 ? bytes : 0);
 }
 
-static char *new_dir(void)
-{
-    static int count;
-    char name[32];
-    char *path;
-
-    snprintf(name, sizeof(name), "dir%d", count++);
-    path = rk_test_temp_path(name);
-    assert_int_equal(mkdir(path, 0777), 0);
-    return path;
-}
-
 /* Saves `from` and loads it into `to`, which may train other parameters. */
 static void move(struct rk_test_model *from, struct rk_test_model *to, uint32_t contents)
 {
-    char *dir = new_dir(), *part = rk_format("%s/global_step_1/actor", dir);
+    char *dir = rk_test_new_dir(), *part = rk_format("%s/global_step_1/actor", dir);
     const struct rk_checkpoint_save save = {.part_dir = part,
                                             .role = "actor",
                                             .global_step = 1,

@@ -68,7 +68,7 @@ static void open_training(struct rk_test_model *test, const char *dir, double lr
 /* Every parameter is its master, rounded; returns how many lost something by that. */
 static int64_t count_rounded(const struct rk_model *model)
 {
-    const float *masters = model->trainer->masters;
+    const float *masters = model->core->masters.values;
     const uint16_t *params = model->core->values;
     int64_t count = 0;
 
@@ -100,7 +100,7 @@ static void test_masters_start_as_the_parameters_unrounded(void **state)
     assert_ok(rk_model_load_hf(test.model, wide, NULL));
     assert_true(count_rounded(test.model) > 1000);
     open_model(&exact, wide, RK_DTYPE_F32);
-    assert_memory_equal(test.model->trainer->masters, exact.model->core->values,
+    assert_memory_equal(test.model->core->masters.values, exact.model->core->values,
                         (size_t)exact.model->core->params.num_elements * sizeof(float));
     rk_test_model_close(&exact);
     rk_test_model_close(&test);
@@ -149,7 +149,7 @@ static void test_many_tiny_updates_are_not_lost(void **state)
     norm = rk_model_placement_at(test.model, rk_model_find_param(test.model, "model.norm.weight"));
     for (int round = 0; round < 2; round++) {
         const uint16_t *params = (const uint16_t *)test.model->core->values + norm->offset;
-        const float *masters = (const float *)test.model->trainer->masters + norm->offset;
+        const float *masters = (const float *)test.model->core->masters.values + norm->offset;
         const float *expected = (const float *)exact.model->core->values + norm->offset;
         double error = 0, distance = 0;
 

@@ -203,8 +203,8 @@ static void test_render_what_is_not_evaluated_is_not_refused(void **state)
     }
 }
 
-/* Goal: variables that nobody has set are undefined or none, as in transformers; `*` passes a list to a
- * macro. */
+/* Goal: variables that a request does not set are undefined or none, as in transformers; `*` passes a list to
+ * a macro. */
 static void test_render_unset_variables_and_starred_arguments(void **state)
 {
     static const struct {
